@@ -1,0 +1,100 @@
+//! What the two buckets share: the generic cell rate algorithm, whose whole state is one instant.
+//!
+//! That instant, the theoretical arrival time (TAT), is when the bucket will have drained. What the
+//! bucket holds is the span from now to then; a hit adds one interval, window ÷ requests. The
+//! interval is an exact fraction of microseconds, so spans are counted in units of 1/denominator
+//! of a microsecond: nothing is rounded, and nothing drifts, at any rate.
+
+use super::{Hits, Limit, Micros, Policy};
+
+/// The theoretical arrival time: `tat` plus `fraction` ÷ denominator of the limit's interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Whole microseconds since the Unix epoch.
+    pub tat: Micros,
+    /// Numerator of the rest; 0 wherever the interval is a whole number of microseconds.
+    pub fraction: u32,
+}
+
+/// A span in units of 1/denominator of a microsecond.
+pub(super) type Span = u128;
+
+impl Bucket {
+    pub(super) fn new(now: Micros) -> Self {
+        Self {
+            tat: now,
+            fraction: 0,
+        }
+    }
+
+    /// What the bucket holds.
+    pub(super) fn held(self, limit: &Limit, now: Micros) -> Span {
+        if self.tat < now {
+            return 0;
+        }
+        let denominator = Span::from(limit.interval().denominator);
+        Span::from(self.tat.0 - now.0) * denominator + Span::from(self.fraction)
+    }
+
+    /// Pulls back a TAT that is more than a whole bucket beyond what the limit allows. Less than
+    /// that is a clock that stepped back, or a debt of charged denials.
+    pub(super) fn advance(&mut self, capacity: Span, limit: &Limit, now: Micros) {
+        if self.held(limit, now) > held_max(capacity) {
+            *self = Self::holding(capacity, limit, now);
+        }
+    }
+
+    pub(super) fn charge(&mut self, capacity: Span, limit: &Limit, now: Micros, hits: Hits) {
+        let held = self.held(limit, now);
+        *self = match hits {
+            Hits::Look => return,
+            Hits::Charge(_) => {
+                let held = held + span_of(hits.charged(), limit);
+                Self::holding(held.min(held_max(capacity)), limit, now)
+            }
+            Hits::Refund(hits) => {
+                Self::holding(held.saturating_sub(span_of(hits, limit)), limit, now)
+            }
+        };
+    }
+
+    pub(super) fn idle_at(self) -> Micros {
+        Micros(self.tat.0 + u64::from(self.fraction > 0))
+    }
+
+    fn holding(held: Span, limit: &Limit, now: Micros) -> Self {
+        let denominator = Span::from(limit.interval().denominator);
+        let whole = u64::try_from(held / denominator).unwrap_or(u64::MAX);
+        let fraction = u32::try_from(held % denominator).expect("less than a u32");
+        Self {
+            tat: Micros(now.0.saturating_add(whole)),
+            fraction,
+        }
+    }
+}
+
+/// The span that `hits` take.
+pub(super) fn span_of(hits: u64, limit: &Limit) -> Span {
+    Span::from(hits) * Span::from(limit.interval().numerator)
+}
+
+/// A span in whole microseconds, rounded up.
+pub(super) fn micros_ceil(span: Span, limit: &Limit) -> Micros {
+    let whole = span.div_ceil(Span::from(limit.interval().denominator));
+    Micros(u64::try_from(whole).unwrap_or(u64::MAX))
+}
+
+/// The most that admitted hits can leave in the bucket.
+pub(super) fn capacity(limit: &Limit) -> Span {
+    match limit.policy() {
+        Policy::LeakyBucket { queue } => {
+            span_of(u64::from(queue) + u64::from(limit.requests()), limit)
+        }
+        _ => span_of(limit.hits_max(), limit),
+    }
+}
+
+/// The most that a bucket is ever taken to hold: one more bucketful than admitted hits can leave.
+fn held_max(capacity: Span) -> Span {
+    2 * capacity
+}

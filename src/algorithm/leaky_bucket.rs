@@ -1,0 +1,49 @@
+//! A leaky bucket: requests leave at a constant rate, a few wait for their turn.
+
+use super::gcra::{self, Bucket};
+use super::{Demand, Hits, Limit, Micros, Outcome};
+
+pub(super) fn check(
+    limit: &Limit,
+    queue: u32,
+    bucket: Bucket,
+    now: Micros,
+    demand: Demand,
+) -> Outcome {
+    let wanted = demand.hits.wanted();
+    let queue = gcra::span_of(u64::from(queue), limit);
+    let patience =
+        u128::from(demand.patience.0).saturating_mul(limit.interval().denominator.into());
+    let wait_max = queue.min(patience);
+    let held = bucket.held(limit, now);
+    let possible = wanted <= limit.hits_max();
+    let admitted = wanted == 0 || (possible && held <= wait_max);
+
+    let mut after = bucket;
+    if admitted {
+        after.charge(gcra::capacity(limit), limit, now, demand.hits);
+    }
+    let held_after = after.held(limit, now);
+    let waits = matches!(demand.hits, Hits::Charge(_)) && admitted;
+    Outcome {
+        admitted,
+        remaining: free_places(held_after, queue, limit),
+        reset_after: gcra::micros_ceil(held_after, limit),
+        retry_after: (!admitted && possible)
+            .then(|| gcra::micros_ceil(held.saturating_sub(wait_max), limit)),
+        wait: if waits {
+            gcra::micros_ceil(held, limit)
+        } else {
+            Micros::ZERO
+        },
+    }
+}
+
+/// Single hits that would still be taken: one for each place in the queue, and one whose turn is
+/// now.
+fn free_places(held: gcra::Span, queue: gcra::Span, limit: &Limit) -> u64 {
+    match queue.checked_sub(held) {
+        Some(free) => u64::try_from(free / gcra::span_of(1, limit) + 1).unwrap_or(u64::MAX),
+        None => 0,
+    }
+}

@@ -1,0 +1,224 @@
+//! The rules in force: immutable, prepared for matching, swapped as a whole.
+//!
+//! [`parse`] is the only way to make a [`Config`], so a `Config` that exists is right.
+
+pub mod matcher;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::algorithm::{Algorithm, Limit};
+use matcher::Node;
+
+/// Every domain of every file.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// By name, as bytes: a request's domain need not be UTF-8.
+    domains: HashMap<Box<[u8]>, Domain>,
+}
+
+impl Config {
+    /// The domain of that name.
+    #[must_use]
+    pub fn domain(&self, name: &[u8]) -> Option<&Domain> {
+        self.domains.get(name)
+    }
+
+    /// Every domain, by name.
+    #[must_use]
+    pub fn domains(&self) -> Vec<&Domain> {
+        let mut domains: Vec<_> = self.domains.values().collect();
+        domains.sort_by(|a, b| a.name.cmp(&b.name));
+        domains
+    }
+}
+
+/// The configuration that requests see: read without a lock, replaced as a whole.
+#[derive(Debug)]
+pub struct Live(ArcSwap<Config>);
+
+impl Live {
+    /// Starts with `config`.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self(ArcSwap::from_pointee(config))
+    }
+
+    /// The configuration at this moment. A request asks once and keeps what it got.
+    #[must_use]
+    pub fn current(&self) -> arc_swap::Guard<Arc<Config>> {
+        self.0.load()
+    }
+}
+
+/// One namespace of rules; Envoy names it in its filter.
+#[derive(Debug)]
+pub struct Domain {
+    /// The name.
+    pub name: String,
+    /// What to answer while the store is unavailable; none if the domain leaves it to the settings.
+    pub failure_mode: Option<FailureMode>,
+    /// Which headers tell clients about their limits.
+    pub headers: HeaderProfile,
+    /// What a limit sent in a request is counted by.
+    pub overrides: Overrides,
+    /// The root of the descriptor tree; it has no rule of its own.
+    pub root: Node,
+}
+
+impl Domain {
+    /// Every rule, in file order, depth first.
+    #[must_use]
+    pub fn rules(&self) -> Vec<&Arc<Rule>> {
+        let mut rules = Vec::new();
+        self.root.collect_rules(&mut rules);
+        rules
+    }
+}
+
+/// How a limit that a request brings along is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overrides {
+    /// The domain's default algorithm.
+    pub algorithm: Algorithm,
+    /// The domain's default for charging denied hits.
+    pub charge_denied: bool,
+    /// The most requests per unit that a sliding window log may have.
+    pub log_entries_max: u32,
+}
+
+/// What a matched descriptor is held to.
+#[derive(Debug)]
+pub struct Rule {
+    /// The keys and values that lead here, for people and metrics: `tenant=acme, path`.
+    pub path: String,
+    /// The limits.
+    pub limits: Limits,
+    /// The name that `replaces` refers to, and that answers carry.
+    pub name: String,
+    /// Rules, by name, that do not count for a request which this one matches.
+    pub replaces: Vec<String>,
+    /// Whether it denies.
+    pub enforcement: Enforcement,
+    /// What to answer while the store is unavailable, if the rule says so itself.
+    pub failure_mode: Option<FailureMode>,
+    /// What the answer's dynamic metadata carries.
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Whether metrics name every key and value of the request.
+    pub detailed_metric: bool,
+    /// Where it was written: `file:line`.
+    pub origin: String,
+}
+
+/// The limits of a rule.
+#[derive(Debug)]
+pub enum Limits {
+    /// Never denies and counts nothing.
+    Unlimited,
+    /// At least one; all must admit.
+    Counted(Vec<RuleLimit>),
+}
+
+/// One limit of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleLimit {
+    /// The numbers and the algorithm.
+    pub limit: Limit,
+    /// Who waits for a leaky bucket's turn.
+    pub delay: Delay,
+}
+
+/// Who waits for a leaky bucket's turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delay {
+    /// The server holds its answer.
+    #[default]
+    Server,
+    /// The answer comes at once and says how long to wait.
+    Client,
+}
+
+/// How a rule takes part in the decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Denies the request when its limit is reached.
+    #[default]
+    Hard,
+    /// Counts and reports, never denies.
+    Shadow,
+    /// Denies only when every quota rule of the request is over.
+    Quota,
+}
+
+/// What a domain answers while its store is unavailable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureMode {
+    /// OK.
+    Open,
+    /// What an in-process limiter of the same rule says.
+    Local,
+    /// `OVER_LIMIT`.
+    Closed,
+    /// gRPC `UNAVAILABLE`: the caller decides.
+    Error,
+}
+
+impl FailureMode {
+    /// Every mode; a request whose rules disagree takes the greatest of theirs.
+    pub const ALL: [Self; 4] = [Self::Open, Self::Local, Self::Closed, Self::Error];
+
+    /// The name that the configuration uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Local => "local",
+            Self::Closed => "closed",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl fmt::Display for FailureMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which response headers tell clients about their limits, on success and on denial.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeaderProfile {
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`.
+    #[default]
+    RateLimit,
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+    XRateLimit,
+    /// `RateLimit-Policy` and `RateLimit`, structured fields as in the IETF draft.
+    Structured,
+    /// None at all, not even `Retry-After`.
+    None,
+}
+
+impl HeaderProfile {
+    /// Every profile.
+    pub const ALL: [Self; 4] = [
+        Self::RateLimit,
+        Self::XRateLimit,
+        Self::Structured,
+        Self::None,
+    ];
+
+    /// The name that the configuration uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RateLimit => "ratelimit",
+            Self::XRateLimit => "x-ratelimit",
+            Self::Structured => "structured",
+            Self::None => "none",
+        }
+    }
+}

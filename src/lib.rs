@@ -1,0 +1,5 @@
+//! Comporta decides, for Envoy, Istio or any service that asks over gRPC, whether a request may
+//! pass.
+
+pub mod algorithm;
+pub mod config;

@@ -1,0 +1,2 @@
+//! The integration tests: one binary, one module per feature.
+#![allow(missing_docs)]
