@@ -3,3 +3,4 @@
 
 pub mod algorithm;
 pub mod config;
+pub mod telemetry;

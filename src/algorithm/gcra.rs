@@ -20,6 +20,12 @@ pub struct Bucket {
 pub(super) type Span = u128;
 
 impl Bucket {
+    /// A bucket that has been empty for ever.
+    pub const EMPTY: Self = Self {
+        tat: Micros::ZERO,
+        fraction: 0,
+    };
+
     pub(super) fn new(now: Micros) -> Self {
         Self {
             tat: now,

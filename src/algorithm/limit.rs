@@ -1,5 +1,7 @@
 //! A limit: so many requests per window, under one of five policies.
 
+use std::fmt;
+
 use super::{COUNT_MAX, Micros};
 
 /// The longest window, and the longest time that a bucket may take to fill: fifty years.
@@ -57,7 +59,7 @@ pub enum Policy {
     SlidingWindowCounter,
     /// See [`Algorithm::TokenBucket`].
     TokenBucket {
-        /// Hits that may come at once; at least 1.
+        /// Hits that may come at once; 0 denies everything.
         burst: u32,
     },
     /// See [`Algorithm::LeakyBucket`].
@@ -163,9 +165,6 @@ pub enum LimitError {
         /// Its size.
         size: u32,
     },
-    /// A token bucket without room for a single hit.
-    #[error("a burst of 0 admits nothing; `burst` is at least 1")]
-    EmptyBurst,
 }
 
 /// `requests` per `unit` × `multiplier`, under a policy. Cannot be wrong once it exists.
@@ -217,7 +216,6 @@ impl Limit {
             charge_denied: false,
         };
         match policy {
-            Policy::TokenBucket { burst: 0 } => Err(LimitError::EmptyBurst),
             Policy::TokenBucket { burst } => limit.unless_slow("burst", burst),
             Policy::LeakyBucket { queue } => limit.unless_slow("queue", queue),
             _ => Ok(limit),
@@ -284,6 +282,22 @@ impl Limit {
         match self.policy {
             Policy::TokenBucket { burst } => u64::from(burst),
             _ => u64::from(self.requests),
+        }
+    }
+}
+
+/// `10 per 5 minutes`, and what the policy adds.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} per ", self.requests)?;
+        match self.multiplier {
+            1 => f.write_str(self.unit.name())?,
+            multiplier => write!(f, "{multiplier} {}s", self.unit.name())?,
+        }
+        match self.policy {
+            Policy::TokenBucket { burst } => write!(f, ", burst {burst}"),
+            Policy::LeakyBucket { queue } => write!(f, ", queue {queue}"),
+            _ => Ok(()),
         }
     }
 }

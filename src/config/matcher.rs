@@ -59,6 +59,15 @@ pub struct IpPrefix {
 }
 
 impl IpPrefix {
+    /// How many bits name the network of an address like this one.
+    #[must_use]
+    pub fn bits(self, address: IpAddr) -> u8 {
+        match address {
+            IpAddr::V4(_) => self.ipv4,
+            IpAddr::V6(_) => self.ipv6,
+        }
+    }
+
     /// The network of `value`; none if it is no address. An IPv4 address written as IPv6 counts
     /// as IPv4.
     #[must_use]
@@ -128,6 +137,26 @@ impl Node {
     /// The composite keys of the wildcards, in file order.
     pub fn wildcards(&self) -> impl Iterator<Item = &str> {
         self.wildcards.iter().map(|(wildcard, _)| &*wildcard.text)
+    }
+
+    /// The wildcard that takes every entry which the child of `key` and `value` could match, if there
+    /// is one. A `*` in a pattern can only be matched by a `*`, so a pattern that matches another's
+    /// text matches all that the other does.
+    pub(super) fn hidden_by(&self, key: &str, value: &str) -> Option<&str> {
+        let composite = composite_key(key, value);
+        let index = *self.exact.get(composite.as_bytes())?;
+        let (entries, rivals) = if composite.contains('*') {
+            let earlier = self.wildcards.partition_point(|(_, other)| *other < index);
+            (composite, &self.wildcards[..earlier])
+        } else if value.is_empty() {
+            (format!("{key}_*"), &self.wildcards[..])
+        } else {
+            return None;
+        };
+        let taker = rivals
+            .iter()
+            .find(|(rival, _)| rival.matches(entries.as_bytes()));
+        taker.map(|(taker, _)| &*taker.text)
     }
 
     /// Walks the tree along `entries`.

@@ -2,15 +2,27 @@
 //!
 //! [`parse`] is the only way to make a [`Config`], so a `Config` that exists is right.
 
+mod compile;
+pub mod error;
+mod fields;
+pub mod files;
+mod findings;
 pub mod matcher;
+mod metadata;
+pub mod parse;
+mod raw;
+pub mod report;
+mod yaml;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
 use crate::algorithm::{Algorithm, Limit};
+use crate::telemetry::{RuleMeter, ValueMeters};
+pub use error::{ConfigError, Warning};
 use matcher::Node;
 
 /// Every domain of every file.
@@ -18,6 +30,7 @@ use matcher::Node;
 pub struct Config {
     /// By name, as bytes: a request's domain need not be UTF-8.
     domains: HashMap<Box<[u8]>, Domain>,
+    warnings: Vec<Warning>,
 }
 
 impl Config {
@@ -33,6 +46,12 @@ impl Config {
         let mut domains: Vec<_> = self.domains.values().collect();
         domains.sort_by(|a, b| a.name.cmp(&b.name));
         domains
+    }
+
+    /// What is legal but odd, in the order of the files.
+    #[must_use]
+    pub fn warnings(&self) -> &[Warning] {
+        &self.warnings
     }
 }
 
@@ -65,6 +84,8 @@ pub struct Domain {
     pub headers: HeaderProfile,
     /// What a limit sent in a request is counted by.
     pub overrides: Overrides,
+    /// Counts what becomes of limits that requests bring along.
+    pub override_meter: OnceLock<RuleMeter>,
     /// The root of the descriptor tree; it has no rule of its own.
     pub root: Node,
 }
@@ -107,10 +128,26 @@ pub struct Rule {
     pub failure_mode: Option<FailureMode>,
     /// What the answer's dynamic metadata carries.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Whether metrics name every key and value of the request.
-    pub detailed_metric: bool,
+    /// What metrics tell apart.
+    pub series_by: SeriesBy,
     /// Where it was written: `file:line`.
     pub origin: String,
+    /// Counts what becomes of it.
+    pub meter: OnceLock<RuleMeter>,
+    /// The same, where metrics tell values apart.
+    pub value_meters: ValueMeters,
+}
+
+/// What the metrics of a rule tell apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SeriesBy {
+    /// Nothing: one series for the rule.
+    #[default]
+    Rule,
+    /// The values of some levels (`value_to_metric`), in the order of the descriptor's entries.
+    Values(Box<[bool]>),
+    /// Every value of the descriptor (`detailed_metric`).
+    Descriptor,
 }
 
 /// The limits of a rule.

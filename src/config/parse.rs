@@ -1,0 +1,113 @@
+//! From rules as written to rules in force, or all that is wrong with them.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use indexmap::IndexMap;
+
+use super::compile;
+use super::error::{ConfigError, Oddity, Problem};
+use super::files::Source;
+use super::findings::{At, Findings};
+use super::raw::{self, RawConfig};
+use super::yaml::shorten;
+use super::{Config, Domain, Overrides};
+use crate::algorithm::Algorithm;
+
+/// How files are read together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ParseOptions {
+    /// Whether several files may add to one domain.
+    pub merge_domains: bool,
+}
+
+/// The longest sliding window log that a domain allows unless it says otherwise: at 16 bytes an
+/// instant, 160 KB for each value.
+pub const LOG_ENTRIES_MAX_DEFAULT: u32 = 10_000;
+
+/// Reads rules. Either all of them are right, or the result is everything that is wrong.
+pub fn parse(sources: &[Source], options: ParseOptions) -> Result<Config, Vec<ConfigError>> {
+    let mut findings = Findings::default();
+    let mut files: IndexMap<String, Vec<RawConfig>> = IndexMap::new();
+    for source in sources {
+        let Some(raw) = raw::read(&source.name, &source.text, &mut findings) else {
+            continue;
+        };
+        let of_domain = files.entry(raw.domain.value.clone()).or_default();
+        if let Some(first) = of_domain.first()
+            && !options.merge_domains
+        {
+            let problem = Problem::DuplicateDomain {
+                domain: shorten(&raw.domain.value),
+                first: first.file.to_string(),
+            };
+            findings.error(&raw.file, raw.domain.at, problem);
+        }
+        of_domain.push(raw);
+    }
+
+    let mut domains = HashMap::new();
+    for (name, files) in files {
+        let step = format!("domain {}", shorten(&name));
+        let domain = findings.within(step, |findings| domain(&name, files, findings));
+        domains.insert(name.into_bytes().into(), domain);
+    }
+    let warnings = findings.finish()?;
+    Ok(Config { domains, warnings })
+}
+
+fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain {
+    let failure_mode = agreed("failure_mode", &files, findings, |file| {
+        file.failure_mode.as_ref()
+    });
+    let headers = agreed("headers", &files, findings, |file| file.headers.as_ref());
+    let algorithm = agreed("algorithm", &files, findings, |file| {
+        file.algorithm.as_ref()
+    });
+    let charge_denied = agreed("charge_denied", &files, findings, |file| {
+        file.charge_denied.as_ref()
+    });
+    let log_entries_max = agreed("max_log_entries", &files, findings, |file| {
+        file.max_log_entries.as_ref()
+    });
+    if let (None, Some(first)) = (failure_mode, files.first()) {
+        findings.warn(&first.file, first.domain.at, Oddity::NoFailureMode);
+    }
+
+    let overrides = Overrides {
+        algorithm: algorithm.unwrap_or(Algorithm::FixedWindow),
+        charge_denied: charge_denied.unwrap_or(false),
+        log_entries_max: log_entries_max.unwrap_or(LOG_ENTRIES_MAX_DEFAULT),
+    };
+    let descriptors = files.into_iter().flat_map(|file| file.descriptors);
+    let root = compile::tree(descriptors.collect(), overrides, findings);
+    Domain {
+        name: name.to_owned(),
+        failure_mode,
+        headers: headers.unwrap_or_default(),
+        overrides,
+        override_meter: OnceLock::new(),
+        root,
+    }
+}
+
+/// What the files of a domain say about it; those that say something must say the same.
+fn agreed<T: Copy + PartialEq>(
+    key: &'static str,
+    files: &[RawConfig],
+    findings: &mut Findings,
+    setting: impl Fn(&RawConfig) -> Option<&At<T>>,
+) -> Option<T> {
+    let mut first: Option<(T, &RawConfig)> = None;
+    for file in files {
+        match (setting(file), first) {
+            (Some(said), None) => first = Some((said.value, file)),
+            (Some(said), Some((value, first))) if said.value != value => {
+                let first = first.file.to_string();
+                findings.error(&file.file, said.at, Problem::Disagreement { key, first });
+            }
+            _ => {}
+        }
+    }
+    first.map(|(value, _)| value)
+}

@@ -1,0 +1,285 @@
+//! What the process tells its operators: every metric, and the log lines that go with them.
+//!
+//! Label values come from the configuration or from this file, never from a request, so that the
+//! number of series is bounded. Handles are made once and kept; counting is one atomic addition.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use metrics::{Counter, Gauge, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// Every metric's name and meaning.
+pub const METRICS: [(&str, &str); 12] = [
+    (BUILD_INFO, "1, labelled with the version that runs."),
+    (CONFIG_RULES, "Rules in force."),
+    (REQUESTS, "Requests answered, by overall code."),
+    (
+        INVALID_REQUESTS,
+        "Requests refused because they make no sense.",
+    ),
+    (
+        UNKNOWN_DOMAIN,
+        "Requests for a domain that no file configures; they pass.",
+    ),
+    (DECISIONS, "Descriptors decided, by domain, rule and code."),
+    (HITS, "Hits asked for, by domain and rule."),
+    (
+        DEGRADED,
+        "Requests answered without the store, by domain and failure mode.",
+    ),
+    (
+        HELD,
+        "Replies that are being held for a leaky bucket's turn.",
+    ),
+    (COUNTERS, "Counters in the embedded store."),
+    (
+        COUNTERS_EXPIRED,
+        "Idle counters that the embedded store forgot.",
+    ),
+    (
+        COUNTERS_EVICTED,
+        "Counters that had to make room, by what they were.",
+    ),
+];
+
+const BUILD_INFO: &str = "comporta_build_info";
+const CONFIG_RULES: &str = "comporta_config_rules";
+const REQUESTS: &str = "comporta_requests_total";
+const INVALID_REQUESTS: &str = "comporta_invalid_requests_total";
+const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
+const DECISIONS: &str = "comporta_decisions_total";
+const HITS: &str = "comporta_hits_total";
+const DEGRADED: &str = "comporta_degraded_total";
+const HELD: &str = "comporta_held_replies";
+const COUNTERS: &str = "comporta_counters";
+const COUNTERS_EXPIRED: &str = "comporta_counters_expired_total";
+const COUNTERS_EVICTED: &str = "comporta_counters_evicted_total";
+
+/// The process's metrics.
+#[derive(Debug)]
+pub struct Telemetry {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    ok: Counter,
+    over_limit: Counter,
+    invalid: Counter,
+    unknown_domain: Counter,
+    held: Gauge,
+}
+
+/// The metrics of one rule.
+#[derive(Clone, Debug)]
+pub struct RuleMeter {
+    ok: Counter,
+    over_limit: Counter,
+    shadow_over_limit: Counter,
+    hits: Counter,
+}
+
+/// The metrics of a rule that tell values of its descriptors apart. Clients choose those, so there is
+/// a bound; what comes later is counted with the rule as a whole.
+#[derive(Debug, Default)]
+pub struct ValueMeters(Mutex<HashMap<String, RuleMeter>>);
+
+/// How many series each metric of a rule has at most, beside that of the rule as a whole.
+pub const VALUE_SERIES_MAX: usize = 1_000;
+
+/// The metrics of the embedded store.
+#[derive(Clone, Debug)]
+pub struct StoreMeter {
+    counters: Gauge,
+    expired: Counter,
+    evicted: [(&'static str, Counter); 3],
+}
+
+/// What became of one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may pass.
+    Ok,
+    /// It may not.
+    OverLimit,
+    /// It may pass, since its rule is in shadow mode.
+    ShadowOverLimit,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Telemetry {
+    /// Starts at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        for (name, meaning) in METRICS {
+            let (name, meaning) = (KeyName::from(name), SharedString::from(meaning));
+            if name.as_str().ends_with("_total") {
+                recorder.describe_counter(name, Some(Unit::Count), meaning);
+            } else {
+                recorder.describe_gauge(name, None, meaning);
+            }
+        }
+        let version = Label::new("version", env!("CARGO_PKG_VERSION"));
+        gauge(&recorder, BUILD_INFO, vec![version]).set(1);
+        let requests = |code| counter(&recorder, REQUESTS, vec![Label::new("code", code)]);
+        Self {
+            handle: recorder.handle(),
+            ok: requests("ok"),
+            over_limit: requests("over_limit"),
+            invalid: counter(&recorder, INVALID_REQUESTS, vec![]),
+            unknown_domain: counter(&recorder, UNKNOWN_DOMAIN, vec![]),
+            held: gauge(&recorder, HELD, vec![]),
+            recorder,
+        }
+    }
+
+    /// Everything, in the Prometheus text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.handle.run_upkeep();
+        self.handle.render()
+    }
+
+    /// The meter of a rule.
+    #[must_use]
+    pub fn rule(&self, domain: &str, rule: &str) -> RuleMeter {
+        let labels = || {
+            vec![
+                Label::new("domain", domain.to_owned()),
+                Label::new("rule", rule.to_owned()),
+            ]
+        };
+        let decisions = |code| {
+            let mut labels = labels();
+            labels.push(Label::new("code", code));
+            counter(&self.recorder, DECISIONS, labels)
+        };
+        RuleMeter {
+            ok: decisions("ok"),
+            over_limit: decisions("over_limit"),
+            shadow_over_limit: decisions("shadow_over_limit"),
+            hits: counter(&self.recorder, HITS, labels()),
+        }
+    }
+
+    /// The meter of the embedded store.
+    #[must_use]
+    pub fn store(&self) -> StoreMeter {
+        let evicted = |kind| {
+            let labels = vec![Label::new("kind", kind)];
+            (kind, counter(&self.recorder, COUNTERS_EVICTED, labels))
+        };
+        StoreMeter {
+            counters: gauge(&self.recorder, COUNTERS, vec![]),
+            expired: counter(&self.recorder, COUNTERS_EXPIRED, vec![]),
+            evicted: ["idle", "counting", "denied"].map(evicted),
+        }
+    }
+
+    /// A configuration is in force.
+    pub fn config_loaded(&self, rules: u32) {
+        gauge(&self.recorder, CONFIG_RULES, vec![]).set(rules);
+    }
+
+    /// A request was answered.
+    pub fn answered(&self, over_limit: bool) {
+        if over_limit {
+            self.over_limit.increment(1);
+        } else {
+            self.ok.increment(1);
+        }
+    }
+
+    /// A request was refused.
+    pub fn refused(&self) {
+        self.invalid.increment(1);
+    }
+
+    /// A request named a domain that there isn't.
+    pub fn unknown_domain(&self) {
+        self.unknown_domain.increment(1);
+    }
+
+    /// A request was answered by the failure mode.
+    pub fn degraded(&self, domain: &str, mode: &'static str) {
+        let labels = vec![
+            Label::new("domain", domain.to_owned()),
+            Label::new("mode", mode),
+        ];
+        counter(&self.recorder, DEGRADED, labels).increment(1);
+    }
+
+    /// A reply is being held until the guard is dropped.
+    #[must_use]
+    pub fn holding(&self) -> Holding<'_> {
+        self.held.increment(1);
+        Holding(&self.held)
+    }
+}
+
+/// Counts a held reply while it lives.
+#[derive(Debug)]
+pub struct Holding<'t>(&'t Gauge);
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
+impl RuleMeter {
+    /// A descriptor was decided.
+    pub fn decided(&self, verdict: Verdict, hits: u64) {
+        match verdict {
+            Verdict::Ok => self.ok.increment(1),
+            Verdict::OverLimit => self.over_limit.increment(1),
+            Verdict::ShadowOverLimit => self.shadow_over_limit.increment(1),
+        }
+        self.hits.increment(hits);
+    }
+}
+
+impl ValueMeters {
+    /// The meter of these values, made by `new` if they are new; none beyond the bound.
+    pub fn get(&self, values: &str, new: impl FnOnce() -> RuleMeter) -> Option<RuleMeter> {
+        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meter) = meters.get(values) {
+            return Some(meter.clone());
+        }
+        if meters.len() >= VALUE_SERIES_MAX {
+            return None;
+        }
+        let meter = meters.entry(values.to_owned()).or_insert_with(new);
+        Some(meter.clone())
+    }
+}
+
+impl StoreMeter {
+    /// Idle counters were forgotten.
+    pub(crate) fn swept(&self, expired: usize, left: usize) {
+        self.expired
+            .increment(u64::try_from(expired).unwrap_or(u64::MAX));
+        self.counters.set(u32::try_from(left).unwrap_or(u32::MAX));
+    }
+
+    /// A counter had to make room.
+    pub(crate) fn evicted(&self, kind: &'static str) {
+        if let Some((_, counter)) = self.evicted.iter().find(|(name, _)| *name == kind) {
+            counter.increment(1);
+        }
+    }
+}
+
+fn counter(recorder: &PrometheusRecorder, name: &'static str, labels: Vec<Label>) -> Counter {
+    recorder.register_counter(&Key::from_parts(name, labels), &METADATA)
+}
+
+fn gauge(recorder: &PrometheusRecorder, name: &'static str, labels: Vec<Label>) -> Gauge {
+    recorder.register_gauge(&Key::from_parts(name, labels), &METADATA)
+}
+
+static METADATA: Metadata<'static> = Metadata::new("comporta", Level::INFO, None);
