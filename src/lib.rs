@@ -2,5 +2,7 @@
 //! pass.
 
 pub mod algorithm;
+pub mod clock;
 pub mod config;
+pub mod store;
 pub mod telemetry;

@@ -1,0 +1,257 @@
+//! The embedded store: exact, in one process, bounded.
+//!
+//! Counters are spread over shards by their key's hash. A request locks the shards of all its
+//! counters, in order, for as long as the arithmetic takes; nothing waits inside. When a shard is
+//! full a counter makes room for the next: an idle one first, then the one that would be idle
+//! soonest, and a denied one only where every counter of the shard is denied.
+//!
+//! A counter takes about 120 bytes plus what its key has beyond 30 bytes; a sliding window log 16
+//! bytes more per distinct instant.
+
+use std::hash::RandomState;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::table::{self, Evicted, Table};
+use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError, denies, is_charged};
+use crate::algorithm::{self, Demand, Hits, Limit, Micros, Outcome, State};
+use crate::telemetry::StoreMeter;
+
+/// Enough that two cores seldom meet.
+const SHARDS: usize = 64;
+
+/// The embedded store.
+#[derive(Debug)]
+pub struct Memory {
+    shards: Box<[Mutex<Table>]>,
+    hasher: RandomState,
+    /// The shard that [`Memory::sweep`] looks at next.
+    sweep_next: AtomicUsize,
+    meter: StoreMeter,
+}
+
+/// The locked shards of a request, by number.
+type Locked<'s> = SmallVec<[(usize, MutexGuard<'s, Table>); 4]>;
+
+impl Memory {
+    /// A store of at most about `counters_max` counters.
+    #[must_use]
+    pub fn new(counters_max: usize, meter: StoreMeter) -> Self {
+        let hasher = RandomState::new();
+        let capacity = counters_max.div_ceil(SHARDS);
+        let shards = (0..SHARDS)
+            .map(|_| Mutex::new(Table::new(capacity, hasher.clone())))
+            .collect();
+        Self {
+            shards,
+            hasher,
+            sweep_next: AtomicUsize::new(0),
+            meter,
+        }
+    }
+
+    /// How many counters there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets idle counters of the next shard. To be called all the time: every counter has been
+    /// looked at after 64 calls.
+    pub fn sweep(&self, now: Micros) {
+        let next = self.sweep_next.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let expired = lock(&self.shards[next]).sweep(now);
+        self.meter.swept(expired, self.len());
+    }
+
+    /// Decides the request; see [`Store::charge`].
+    #[must_use]
+    pub fn charge_now(&self, checks: &[Check<'_>], now: Micros) -> Charged {
+        let hashes: SmallVec<[u64; 4]> = checks
+            .iter()
+            .map(|check| table::hash(&self.hasher, check.key.as_bytes()))
+            .collect();
+        let mut locked = self.lock_all(&hashes);
+
+        let mut outcomes = Outcomes::new();
+        for (index, check) in checks.iter().enumerate() {
+            let state = state_of(&mut locked, hashes[index], check, now);
+            let state = after_earlier(checks, &outcomes, state, now);
+            outcomes.push(algorithm::check(
+                check.limit,
+                state.as_ref(),
+                now,
+                check.demand,
+            ));
+        }
+
+        let denied = denies(checks, &outcomes);
+        for (index, check) in checks.iter().enumerate() {
+            let outcome = &mut outcomes[index];
+            if is_charged(check, outcome, denied) {
+                self.commit(&mut locked, hashes[index], check, now);
+            } else if outcome.admitted {
+                let state = state_of(&mut locked, hashes[index], check, now);
+                *outcome = uncharged(check.limit, state.as_ref(), now);
+            }
+        }
+        Charged { outcomes, denied }
+    }
+
+    fn commit(&self, locked: &mut Locked<'_>, hash: u64, check: &Check<'_>, now: Micros) {
+        let (limit, hits) = (check.limit, check.demand.hits);
+        let table = shard_of(locked, hash);
+        let key = check.key.as_bytes();
+        let state = match (table.get_mut(hash, key), hits) {
+            (_, Hits::Look) | (None, Hits::Refund(_)) => return,
+            (Some(state), _) => {
+                // It is put back below; a bucket is just a cheap stand-in.
+                std::mem::replace(state, State::Bucket(algorithm::Bucket::EMPTY))
+            }
+            (None, _) => State::new(limit, now),
+        };
+        let mut state = state;
+        algorithm::charge(limit, &mut state, now, hits);
+
+        let look = algorithm::check(limit, &state, now, Demand::patient(Hits::Look));
+        let denied_until = (!look.admitted)
+            .then(|| Micros(now.0 + look.retry_after.unwrap_or(look.reset_after).0));
+        if let Some(evicted) = table.put(hash, key, state, limit, now, denied_until) {
+            self.meter.evicted(match evicted {
+                Evicted::Idle => "idle",
+                Evicted::Counting => "counting",
+                Evicted::Denied => "denied",
+            });
+        }
+    }
+
+    /// Locks each shard once, in order, so that no two requests wait for each other.
+    fn lock_all(&self, hashes: &[u64]) -> Locked<'_> {
+        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|&hash| shard(hash)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+            .into_iter()
+            .map(|number| (number, lock(&self.shards[number])))
+            .collect()
+    }
+
+    /// Forgets the counter; true if there was one.
+    pub fn reset(&self, key: &CounterKey) -> bool {
+        let hash = table::hash(&self.hasher, key.as_bytes());
+        lock(&self.shards[shard(hash)]).remove(hash, key.as_bytes())
+    }
+}
+
+impl Store for Memory {
+    async fn charge(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+        _deadline: Micros,
+    ) -> Result<Charged, StoreError> {
+        Ok(self.charge_now(checks, now))
+    }
+
+    async fn peek(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+    ) -> Result<Vec<Option<State>>, StoreError> {
+        let peek = |check: &Check<'_>| {
+            let key = check.key.as_bytes();
+            let hash = table::hash(&self.hasher, key);
+            let mut state = lock(&self.shards[shard(hash)]).get(hash, key)?.clone();
+            state.advance(check.limit, now);
+            Some(state)
+        };
+        Ok(checks.iter().map(peek).collect())
+    }
+}
+
+/// A counter's state, or that of a new one, brought up to `now`.
+enum Found<'t> {
+    Kept(&'t State),
+    New(State),
+}
+
+impl AsRef<State> for Found<'_> {
+    fn as_ref(&self) -> &State {
+        match self {
+            Self::Kept(state) => state,
+            Self::New(state) => state,
+        }
+    }
+}
+
+fn state_of<'t>(
+    locked: &'t mut Locked<'_>,
+    hash: u64,
+    check: &Check<'_>,
+    now: Micros,
+) -> Found<'t> {
+    match shard_of(locked, hash).get_mut(hash, check.key.as_bytes()) {
+        Some(state) => {
+            state.advance(check.limit, now);
+            Found::Kept(state)
+        }
+        None => Found::New(State::new(check.limit, now)),
+    }
+}
+
+/// The state as the request's earlier checks of the same counter leave it: a descriptor sent twice
+/// counts twice.
+fn after_earlier<'t>(
+    checks: &[Check<'_>],
+    outcomes: &Outcomes,
+    state: Found<'t>,
+    now: Micros,
+) -> Found<'t> {
+    let this = &checks[outcomes.len()];
+    let mut state = state;
+    for (check, outcome) in checks.iter().zip(outcomes) {
+        if check.key == this.key && is_charged(check, outcome, false) {
+            let mut charged = match state {
+                Found::Kept(state) => state.clone(),
+                Found::New(state) => state,
+            };
+            algorithm::charge(check.limit, &mut charged, now, check.demand.hits);
+            state = Found::New(charged);
+        }
+    }
+    state
+}
+
+/// The outcome of an admitted check that is not charged after all, because another was denied.
+fn uncharged(limit: &Limit, state: &State, now: Micros) -> Outcome {
+    Outcome {
+        admitted: true,
+        retry_after: None,
+        ..algorithm::check(limit, state, now, Demand::patient(Hits::Look))
+    }
+}
+
+fn shard_of<'t>(locked: &'t mut Locked<'_>, hash: u64) -> &'t mut Table {
+    let number = shard(hash);
+    let position = locked.iter().position(|(locked, _)| *locked == number);
+    let position = position.expect("the shards of all hashes are locked");
+    &mut locked[position].1
+}
+
+/// The upper bits: the table itself goes by the lower ones.
+fn shard(hash: u64) -> usize {
+    usize::try_from(hash >> 48).unwrap_or_default() % SHARDS
+}
+
+/// A panic while a shard was locked has left it consistent: states are replaced as a whole.
+fn lock(shard: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,126 @@
+//! Where counters live.
+//!
+//! A [`Store`] decides whole requests: it checks every limit first, and charges all of them or none.
+//! Two stores exist, [`memory`] and Redis; what is added to a store, such as a breaker, is a layer
+//! that is a `Store` itself.
+
+pub mod key;
+pub mod memory;
+mod table;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Demand, Limit, Micros, Outcome, State};
+pub use key::CounterKey;
+
+/// Outcomes, one per check, in order.
+pub type Outcomes = SmallVec<[Outcome; 4]>;
+
+/// One limit to be checked, and charged if all agree.
+#[derive(Clone, Debug)]
+pub struct Check<'c> {
+    /// The counter.
+    pub key: CounterKey,
+    /// What it is held to.
+    pub limit: &'c Limit,
+    /// What is asked of it.
+    pub demand: Demand,
+    /// What its denial does.
+    pub role: Role,
+}
+
+/// What a limit's denial does to the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Denies it.
+    Hard,
+    /// Nothing.
+    Shadow,
+    /// Denies it if every quota of the request is over. Limits of one descriptor share a number, and
+    /// are over together as soon as one of them is.
+    Quota(usize),
+}
+
+/// What a store decided about a request.
+#[derive(Clone, Debug, Default)]
+pub struct Charged {
+    /// One per check.
+    pub outcomes: Outcomes,
+    /// Whether the request as a whole is denied; nothing was charged then, except to limits that
+    /// charge denied hits.
+    pub denied: bool,
+}
+
+/// Why a store gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// It didn't answer in time; the hits may or may not have been counted.
+    #[error("the store did not answer in time")]
+    Timeout,
+    /// It can't be reached, or refuses to work.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+}
+
+/// Keeps counters, and decides over them atomically.
+pub trait Store: Send + Sync + 'static {
+    /// Checks all, then charges all or none; answers within `deadline`.
+    fn charge(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+        deadline: Micros,
+    ) -> impl Future<Output = Result<Charged, StoreError>> + Send;
+
+    /// The states of the counters as they are at `now`, where there are any; changes nothing.
+    fn peek(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+    ) -> impl Future<Output = Result<Vec<Option<State>>, StoreError>> + Send;
+}
+
+impl<S: Store> Store for Arc<S> {
+    fn charge(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+        deadline: Micros,
+    ) -> impl Future<Output = Result<Charged, StoreError>> + Send {
+        S::charge(self, checks, now, deadline)
+    }
+
+    fn peek(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+    ) -> impl Future<Output = Result<Vec<Option<State>>, StoreError>> + Send {
+        S::peek(self, checks, now)
+    }
+}
+
+/// Whether outcomes such as these deny the request.
+#[must_use]
+pub fn denies(checks: &[Check<'_>], outcomes: &[Outcome]) -> bool {
+    let mut quotas: SmallVec<[(usize, bool); 4]> = SmallVec::new();
+    for (check, outcome) in checks.iter().zip(outcomes) {
+        match check.role {
+            Role::Hard if !outcome.admitted => return true,
+            Role::Hard | Role::Shadow => {}
+            Role::Quota(number) => match quotas.iter_mut().find(|quota| quota.0 == number) {
+                Some(quota) => quota.1 |= !outcome.admitted,
+                None => quotas.push((number, !outcome.admitted)),
+            },
+        }
+    }
+    !quotas.is_empty() && quotas.iter().all(|&(_, over)| over)
+}
+
+/// Whether a check is charged, given its own outcome and the request's.
+#[must_use]
+pub fn is_charged(check: &Check<'_>, outcome: &Outcome, denied: bool) -> bool {
+    check.limit.charge_denied() || (outcome.admitted && !denied)
+}
