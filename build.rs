@@ -13,6 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     tonic_prost_build::configure()
         .bytes(".")
+        .build_client(false)
+        .include_file("proto.rs")
+        .codec_path("crate::transport::codec::RlsCodec")
         .compile_fds(definitions)?;
     Ok(())
 }

@@ -4,5 +4,12 @@
 pub mod algorithm;
 pub mod clock;
 pub mod config;
+pub mod failure;
+pub mod request;
+pub mod response;
+pub mod server;
+pub mod service;
+pub mod settings;
 pub mod store;
 pub mod telemetry;
+pub mod transport;

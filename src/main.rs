@@ -1,3 +1,139 @@
-//! The command line.
+//! The command line: `serve`, `check`, `explain`.
 
-fn main() {}
+use std::future::Future;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use comporta::clock::Clock;
+use comporta::settings::{LogFormat, Settings};
+
+mod commands;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A gRPC rate limit decision service, compatible with Envoy's ratelimit.v3
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answers rate limit requests (the default)
+    Serve(Box<Settings>),
+    /// Reads rules and reports what they say, or what is wrong with them
+    Check(commands::CheckArgs),
+    /// Says how a request would be decided, and why; charges nothing
+    Explain(commands::ExplainArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let is_help = !error.use_stderr();
+            let _closed_pipe = error.print();
+            return if is_help {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(EXIT_SETTINGS)
+            };
+        }
+    };
+    match cli.command {
+        None => serve(cli.settings),
+        Some(Command::Serve(settings)) => serve(*settings),
+        Some(Command::Check(args)) => commands::check(&args),
+        Some(Command::Explain(args)) => commands::explain(args),
+    }
+}
+
+/// Exit code for settings that make no sense (`EX_USAGE`).
+const EXIT_SETTINGS: u8 = 64;
+/// Exit code for rules that make no sense (`EX_DATAERR`).
+const EXIT_CONFIG: u8 = 65;
+
+fn serve(settings: Settings) -> ExitCode {
+    log_to_stderr(settings.log_format);
+    let served = block_on(async {
+        let shutdown = shutdown_signal().map_err(comporta::server::ServeError::Start)?;
+        let server = comporta::server::Server::bind(settings, Clock::System).await?;
+        if let Ok(ports) = server.ports() {
+            tracing::info!(grpc = %ports.grpc, http = %ports.http, debug = %ports.debug, "listening");
+        }
+        server.serve(shutdown).await
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error.to_string());
+            match error {
+                comporta::server::ServeError::Config(_) => ExitCode::from(EXIT_CONFIG),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Runs `future` on this thread.
+fn block_on<T>(
+    future: impl Future<Output = Result<T, comporta::server::ServeError>>,
+) -> Result<T, comporta::server::ServeError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(comporta::server::ServeError::Start)?
+        .block_on(future)
+}
+
+/// Ends on SIGTERM or SIGINT.
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+fn log_to_stderr(format: LogFormat) {
+    use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::filter::LevelFilter;
+
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .from_env_lossy();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal());
+    let is_json = match format {
+        LogFormat::Auto => !io::stderr().is_terminal(),
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    };
+    if is_json {
+        builder.json().flatten_event(true).init();
+    } else {
+        builder.init();
+    }
+}
+
+/// Writes a message for a person; a closed pipe is no reason to fail.
+fn complain(message: &str) {
+    let _closed_pipe = writeln!(io::stderr(), "{message}");
+}
+
+fn print(text: &str) {
+    let _closed_pipe = writeln!(io::stdout(), "{text}");
+}

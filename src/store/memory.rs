@@ -5,7 +5,7 @@
 //! full a counter makes room for the next: an idle one first, then the one that would be idle
 //! soonest, and a denied one only where every counter of the shard is denied.
 //!
-//! A counter takes about 120 bytes plus what its key has beyond 30 bytes; a sliding window log 16
+//! A counter takes about 160 bytes plus what its key has beyond 30 bytes; a sliding window log 16
 //! bytes more per distinct instant.
 
 use std::hash::RandomState;

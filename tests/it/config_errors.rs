@@ -29,7 +29,7 @@ fn lines<T: ToString>(items: &[T]) -> String {
 /// Every file in `refused/` has beside it, in a `.txt`, what is said about it.
 #[test]
 fn what_is_refused_is_told_why() {
-    let mut wrong = String::new();
+    let mut wrong = Vec::new();
     let folder = Path::new("tests/data/refused");
     let sources = files::read(&[folder.to_owned()]).unwrap();
     assert!(sources.len() > 20);
@@ -42,10 +42,12 @@ fn what_is_refused_is_told_why() {
         };
         let expected = std::fs::read_to_string(&expected_file).unwrap_or_default();
         if said != expected {
-            wrong += &format!("--- {expected_file} is\n{expected}+++ and should be\n{said}");
+            wrong.push(format!(
+                "--- {expected_file} is\n{expected}+++ and should be\n{said}"
+            ));
         }
     }
-    assert!(wrong.is_empty(), "\n{wrong}");
+    assert!(wrong.is_empty(), "\n{}", wrong.concat());
 }
 
 #[test]
@@ -161,12 +163,13 @@ fn folders_are_read_in_name_order_without_hidden_files() {
 /// As many rules as anyone has in one file, and one more of the same.
 #[test]
 fn a_hundred_thousand_rules_load() {
-    let mut text = "domain: d\nfailure_mode: open\ndescriptors:\n".to_owned();
-    for number in 0..100_000 {
-        text += &format!(
+    let rule = |number| {
+        format!(
             "  - key: tenant\n    value: t{number}\n    rate_limit: {{unit: second, requests_per_unit: 5}}\n"
-        );
-    }
+        )
+    };
+    let mut text = "domain: d\nfailure_mode: open\ndescriptors:\n".to_owned();
+    text.extend((0..100_000).map(rule));
     let config = parse_text(&text).unwrap();
     assert_eq!(config.domain(b"d").unwrap().rules().len(), 100_000);
     text += "  - key: tenant\n    value: t77\n";

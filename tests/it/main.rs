@@ -2,5 +2,17 @@
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on should end")]
 
+mod command_line;
 mod config_errors;
+mod headers;
+mod health;
+mod http;
+mod leaky_bucket;
 mod matching;
+mod memory;
+mod rls;
+mod support;
+
+/// The program's own: what a counter costs depends on it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

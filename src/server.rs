@@ -1,0 +1,385 @@
+//! The composition root: builds the store and the service, binds, serves, drains.
+//!
+//! gRPC runs on one single-threaded runtime per core, with accepted sockets handed out in turn: a
+//! call never crosses threads, which costs more than the decision itself. The configuration, the
+//! store and the metrics are shared. HTTP and the debug port run on a runtime of their own.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZero;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+
+use crate::clock::Clock;
+use crate::config::{Config, ConfigError, FailureMode, Live, files, parse};
+use crate::failure::Fallback;
+use crate::request::Bounds;
+use crate::service::{Options, Service};
+use crate::settings::{ConfigSettings, DefaultFailureMode, Settings};
+use crate::store::memory::Memory;
+use crate::telemetry::Telemetry;
+use crate::transport::http::Readiness;
+use crate::transport::{debug, http, rls};
+
+/// Sockets that wait for a busy worker; beyond it accepting waits.
+const HANDOVER_MAX: usize = 1_024;
+
+/// How often the next part of the memory store is swept.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Streams that one connection may have open. Envoy multiplexes all calls of a worker thread over
+/// one connection, so this is the bound on what is in flight from it.
+const STREAMS_MAX: u32 = 4_096;
+
+/// Envoy resets a stream when its 20 ms are over; under overload it does so by the thousand, and
+/// the HTTP/2 layer's default bound of 20 would then close the connection.
+const RESETS_PENDING_MAX: usize = 8_192;
+
+/// gRPC headers are a few hundred bytes.
+const HEADER_LIST_BYTES_MAX: u32 = 16 * 1_024;
+
+/// A peer that doesn't answer a ping is gone, and its connection is closed.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the process didn't start, or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The rules are wrong.
+    #[error("{}", report(.0))]
+    Config(Vec<ConfigError>),
+    /// A port can't be had.
+    #[error("can't listen on {addr} for {what}: {source}")]
+    Bind {
+        /// What for.
+        what: &'static str,
+        /// Where.
+        addr: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A thread or a runtime can't be had.
+    #[error("can't start: {0}")]
+    Start(io::Error),
+    /// The definitions for server reflection are broken.
+    #[error("can't serve reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// A server that has its ports, but doesn't answer yet.
+#[derive(Debug)]
+pub struct Server {
+    settings: Settings,
+    config: Arc<Live>,
+    telemetry: Arc<Telemetry>,
+    clock: Clock,
+    grpc: TcpListener,
+    http: TcpListener,
+    debug: TcpListener,
+}
+
+/// The ports that a server got.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    /// For gRPC.
+    pub grpc: SocketAddr,
+    /// For HTTP.
+    pub http: SocketAddr,
+    /// For the debug port.
+    pub debug: SocketAddr,
+}
+
+/// Reads the rules; all their errors at once.
+pub fn load(settings: &ConfigSettings) -> Result<Config, Vec<ConfigError>> {
+    let sources = files::read(&settings.paths)?;
+    let options = parse::ParseOptions {
+        merge_domains: settings.merge_domains,
+    };
+    parse::parse(&sources, options)
+}
+
+impl Server {
+    /// Loads the rules and takes the ports.
+    pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServeError> {
+        let config = load(&settings.config).map_err(ServeError::Config)?;
+        let telemetry = Arc::new(Telemetry::new());
+        log_domains(&config, failure_mode(settings.failure_mode));
+        let rules: usize = config.domains().iter().map(|d| d.rules().len()).sum();
+        telemetry.config_loaded(u32::try_from(rules).unwrap_or(u32::MAX));
+        Ok(Self {
+            grpc: bind("gRPC", settings.grpc_addr).await?,
+            http: bind("HTTP", settings.http_addr).await?,
+            debug: bind("the debug port", settings.debug_addr).await?,
+            config: Arc::new(Live::new(config)),
+            telemetry,
+            clock,
+            settings,
+        })
+    }
+
+    /// The ports, which matter where a setting left them to the system.
+    pub fn ports(&self) -> io::Result<Ports> {
+        Ok(Ports {
+            grpc: self.grpc.local_addr()?,
+            http: self.http.local_addr()?,
+            debug: self.debug.local_addr()?,
+        })
+    }
+
+    /// Serves until `shutdown`, then drains.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        let Self {
+            settings,
+            config,
+            telemetry,
+            clock,
+            grpc,
+            http,
+            debug,
+        } = self;
+        let store = Arc::new(Memory::new(settings.memory_counters_max, telemetry.store()));
+        let local = Memory::new(settings.memory_counters_max, telemetry.store());
+        let service = Arc::new(Service::new(
+            config.clone(),
+            store.clone(),
+            Fallback::new(local, settings.replicas),
+            clock.clone(),
+            telemetry.clone(),
+            options(&settings),
+        ));
+
+        let bounds = bounds(&settings);
+        let message_max = settings.message_bytes_max;
+        let readiness = Readiness::default();
+        let (health_reporter, health) = tonic_health::server::health_reporter();
+        let routes = rls::routes(
+            service.clone(),
+            telemetry.clone(),
+            bounds,
+            message_max,
+            health,
+        )?;
+        let http_router = http::router(
+            service.clone(),
+            telemetry,
+            readiness.clone(),
+            bounds,
+            message_max,
+        );
+        let debug_router = debug::router(service, config, bounds, message_max);
+
+        let (stop, stopped) = watch::channel(false);
+        let workers = Workers::start(&settings, &routes, &stopped).map_err(ServeError::Start)?;
+        let accepting = tokio::spawn(accept(grpc, workers.senders.clone(), stopped.clone()));
+        let sweeping = tokio::spawn(sweep(store, clock));
+        let http = tokio::spawn(serve_http(http, http_router, stopped.clone()));
+        let debug = tokio::spawn(serve_http(debug, debug_router, stopped));
+        rls::report_health(&health_reporter, true).await;
+        readiness.set(true);
+        tracing::info!("ready");
+
+        shutdown.await;
+        tracing::info!("draining");
+        readiness.set(false);
+        rls::report_health(&health_reporter, false).await;
+        let _nobody_left = stop.send(true);
+        sweeping.abort();
+        let drained = async {
+            let _ended = accepting.await;
+            workers.ended().await;
+            let _ended = tokio::join!(http, debug);
+        };
+        if tokio::time::timeout(settings.drain_timeout, drained)
+            .await
+            .is_ok()
+        {
+            tracing::info!("stopped");
+        } else {
+            tracing::warn!(timeout = ?settings.drain_timeout, "stopped with calls in flight");
+        }
+        Ok(())
+    }
+}
+
+/// The threads that answer gRPC.
+struct Workers {
+    senders: Vec<mpsc::Sender<TcpStream>>,
+    /// Every worker holds the other end until it ends.
+    running: mpsc::Receiver<Infallible>,
+}
+
+impl Workers {
+    fn start(
+        settings: &Settings,
+        routes: &Routes,
+        stopped: &watch::Receiver<bool>,
+    ) -> io::Result<Self> {
+        let count = NonZero::new(settings.workers)
+            .or_else(|| std::thread::available_parallelism().ok())
+            .map_or(1, NonZero::get);
+        let mut senders = Vec::new();
+        let (is_running, running) = mpsc::channel(1);
+        for number in 0..count {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let (sender, sockets) = mpsc::channel(HANDOVER_MAX);
+            let (routes, stopped) = (routes.clone(), stopped.clone());
+            let is_running = is_running.clone();
+            std::thread::Builder::new()
+                .name(format!("grpc-{number}"))
+                .spawn(move || {
+                    runtime.block_on(serve_grpc(routes, sockets, stopped));
+                    drop(is_running);
+                })?;
+            senders.push(sender);
+        }
+        Ok(Self { senders, running })
+    }
+
+    /// Waits for all of them. Their threads are not joined: who stops waiting must not be held up by
+    /// a call that never ends.
+    async fn ended(mut self) {
+        let _all_gone = self.running.recv().await;
+    }
+}
+
+/// Hands accepted sockets to the workers in turn.
+async fn accept(
+    listener: TcpListener,
+    workers: Vec<mpsc::Sender<TcpStream>>,
+    stopped: watch::Receiver<bool>,
+) {
+    let mut turns = workers.iter().cycle();
+    loop {
+        let socket = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop_signal(stopped.clone()) => return,
+        };
+        match socket {
+            Ok((socket, _)) => {
+                let Some(worker) = turns.next() else { return };
+                if worker.send(socket).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                // Out of file descriptors, most likely: more may come when connections close.
+                tracing::warn!(%error, "can't accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// How long to let the system recover when it can't accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+async fn serve_grpc(
+    routes: Routes,
+    sockets: mpsc::Receiver<TcpStream>,
+    stopped: watch::Receiver<bool>,
+) {
+    // A socket belongs to the runtime that accepted it until it is registered anew.
+    let sockets = ReceiverStream::new(sockets).map(|socket| {
+        let socket = TcpStream::from_std(socket.into_std()?)?;
+        socket.set_nodelay(true)?;
+        io::Result::Ok(socket)
+    });
+    let served = tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_pending_accept_reset_streams(Some(RESETS_PENDING_MAX))
+        .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(sockets, stop_signal(stopped))
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "gRPC ended");
+    }
+}
+
+async fn serve_http(listener: TcpListener, router: Router, stopped: watch::Receiver<bool>) {
+    let served = axum::serve(listener, router)
+        .with_graceful_shutdown(stop_signal(stopped))
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "HTTP ended");
+    }
+}
+
+async fn sweep(store: Arc<Memory>, clock: Clock) {
+    let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        ticks.tick().await;
+        store.sweep(clock.now());
+    }
+}
+
+async fn stop_signal(mut stopped: watch::Receiver<bool>) {
+    let _sender_gone = stopped.wait_for(|&stopped| stopped).await;
+}
+
+async fn bind(what: &'static str, addr: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(addr)
+        .await
+        .map_err(|source| ServeError::Bind { what, addr, source })
+}
+
+/// Says at start what each domain will do without its store: the time to read it is now.
+fn log_domains(config: &Config, default: FailureMode) {
+    for domain in config.domains() {
+        let mode = domain.failure_mode.unwrap_or(default);
+        tracing::info!(
+            domain = domain.name,
+            rules = domain.rules().len(),
+            failure_mode = mode.name(),
+            failure_mode_written = domain.failure_mode.is_some(),
+            "domain loaded"
+        );
+    }
+}
+
+fn options(settings: &Settings) -> Options {
+    Options {
+        failure_mode: failure_mode(settings.failure_mode),
+        store_timeout: settings.store_timeout.into(),
+        holds_max: settings.holds_max.min(tokio::sync::Semaphore::MAX_PERMITS),
+    }
+}
+
+fn bounds(settings: &Settings) -> Bounds {
+    Bounds {
+        descriptors_max: settings.descriptors_max,
+        entries_max: settings.entries_max,
+    }
+}
+
+fn failure_mode(setting: DefaultFailureMode) -> FailureMode {
+    match setting {
+        DefaultFailureMode::Open => FailureMode::Open,
+        DefaultFailureMode::Closed => FailureMode::Closed,
+        DefaultFailureMode::Local => FailureMode::Local,
+        DefaultFailureMode::Error => FailureMode::Error,
+    }
+}
+
+/// All the errors, a line each, and how many.
+fn report(errors: &[ConfigError]) -> String {
+    let mut lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    lines.push(match errors.len() {
+        1 => "1 error; nothing was loaded".to_owned(),
+        count => format!("{count} errors; nothing was loaded"),
+    });
+    lines.join("\n")
+}

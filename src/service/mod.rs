@@ -1,0 +1,179 @@
+//! Decides requests.
+
+mod explain;
+mod plan;
+mod record;
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::algorithm::Micros;
+use crate::clock::Clock;
+use crate::config::{Domain, FailureMode, Live};
+use crate::failure::{Answer, Fallback};
+use crate::request::{InvalidRequest, Request};
+use crate::response::{Code, Decision};
+use crate::store::{Charged, Check, Store, StoreError};
+use crate::telemetry::Telemetry;
+pub use explain::Explanation;
+use plan::{Overrides, Plan};
+
+/// A reply is never held longer, whatever the caller would put up with.
+const HOLD_MAX: Micros = Micros(60 * Micros::PER_SECOND);
+
+/// What is left of the caller's time for the answer's way back.
+const TIMEOUT_MARGIN: Micros = Micros(2_000);
+
+/// The rate limit service, whatever it is asked over.
+#[derive(Debug)]
+pub struct Service<S> {
+    config: Arc<Live>,
+    store: S,
+    fallback: Fallback,
+    clock: Clock,
+    telemetry: Arc<Telemetry>,
+    holds: Semaphore,
+    options: Options,
+}
+
+/// What the operator decides about the service.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What a domain answers without its store, if it doesn't say so itself.
+    pub failure_mode: FailureMode,
+    /// How long the store may take.
+    pub store_timeout: Micros,
+    /// Replies that may be held at the same time.
+    pub holds_max: usize,
+}
+
+/// Why a request gets no decision.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The caller is at fault.
+    #[error("{0}")]
+    Invalid(#[from] InvalidRequest),
+    /// The store is unavailable, and the failure mode is `error`.
+    #[error("{0}, and the failure mode is `error`")]
+    Unavailable(StoreError),
+}
+
+impl<S: Store> Service<S> {
+    /// Puts the service together.
+    pub fn new(
+        config: Arc<Live>,
+        store: S,
+        fallback: Fallback,
+        clock: Clock,
+        telemetry: Arc<Telemetry>,
+        options: Options,
+    ) -> Self {
+        Self {
+            config,
+            store,
+            fallback,
+            clock,
+            telemetry,
+            holds: Semaphore::new(options.holds_max),
+            options,
+        }
+    }
+
+    /// Decides one request: match, charge, fold, and hold the answer until its turn.
+    ///
+    /// Reads the configuration once, the clock once, and the store at most once. A store that
+    /// cannot answer becomes the failure mode; of those only `error` ends as a refusal, because
+    /// Envoy treats all gRPC errors alike and drops headers and metadata with them.
+    pub async fn decide(&self, request: &Request) -> Result<Decision, Refusal> {
+        let config = self.config.current();
+        let Some(domain) = config.domain(&request.domain) else {
+            self.telemetry.unknown_domain();
+            return Ok(Decision::no_limit(request.descriptors.len()));
+        };
+
+        let now = self.clock.now();
+        let overrides = Overrides::of(domain, request)?;
+        let plan = Plan::new(domain, request, &overrides);
+        let hold_permit = self.hold_permit(&plan);
+        let checks = plan.checks(patience(request, hold_permit.as_ref()));
+
+        let mut decision = match self.charge(&checks, now, request).await {
+            Ok(Charged { outcomes, denied }) => {
+                let judged = plan.judge(&outcomes);
+                self.record(domain, request, &judged);
+                Decision::fold(domain.headers, &judged, denied)
+            }
+            Err(error) => self.without_store(domain, request, &plan, &checks, now, error)?,
+        };
+        self.telemetry.answered(decision.code == Code::OverLimit);
+
+        if decision.hold > Micros::ZERO {
+            let _counted = self.telemetry.holding();
+            self.clock.sleep(std::mem::take(&mut decision.hold)).await;
+        }
+        Ok(decision)
+    }
+
+    /// Asks the store, unless there is nothing to ask.
+    async fn charge(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+        request: &Request,
+    ) -> Result<Charged, StoreError> {
+        if checks.is_empty() {
+            return Ok(Charged::default());
+        }
+        let deadline = self.options.store_timeout.min(time_left(request));
+        self.store.charge(checks, now, deadline).await
+    }
+
+    /// Answers as the failure mode says.
+    fn without_store(
+        &self,
+        domain: &Domain,
+        request: &Request,
+        plan: &Plan<'_>,
+        checks: &[Check<'_>],
+        now: Micros,
+        error: StoreError,
+    ) -> Result<Decision, Refusal> {
+        let mode = plan.failure_mode(domain, self.options.failure_mode);
+        self.telemetry.degraded(&domain.name, mode.name());
+        let decision = match self.fallback.answer(mode, checks, now) {
+            Answer::Uncounted { denied } => Decision::without_store(&plan.judge(&[]), denied),
+            Answer::Local(charged) => {
+                let judged = plan.judge(&charged.outcomes);
+                self.record(domain, request, &judged);
+                Decision::fold(domain.headers, &judged, charged.denied)
+            }
+            Answer::None => return Err(Refusal::Unavailable(error)),
+        };
+        Ok(decision.degraded(mode, &error))
+    }
+
+    /// The right to hold this reply, if the request may come to that and there is one left.
+    fn hold_permit(&self, plan: &Plan<'_>) -> Option<SemaphorePermit<'_>> {
+        if plan.may_be_held() {
+            self.holds.try_acquire().ok()
+        } else {
+            None
+        }
+    }
+}
+
+/// How long the reply could be held.
+fn patience(request: &Request, hold_permit: Option<&SemaphorePermit<'_>>) -> Micros {
+    match hold_permit {
+        Some(_) => HOLD_MAX.min(time_left(request)),
+        None => Micros::ZERO,
+    }
+}
+
+/// What is left of the caller's time, less the margin; no bound if it named none.
+fn time_left(request: &Request) -> Micros {
+    request
+        .timeout
+        .map_or(Micros::MAX, |timeout| timeout.since(TIMEOUT_MARGIN))
+}

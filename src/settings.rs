@@ -1,0 +1,203 @@
+//! How the process runs: flags, each with an environment variable of its own.
+//!
+//! What the rules are is another matter: see `config`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+/// Where rules are looked for; relative to the working directory.
+pub const CONFIG_DEFAULT: &str = "config";
+/// envoyproxy/ratelimit's ports, so that callers need no change.
+pub const GRPC_ADDR_DEFAULT: &str = "0.0.0.0:8081";
+/// See [`GRPC_ADDR_DEFAULT`].
+pub const HTTP_ADDR_DEFAULT: &str = "0.0.0.0:8080";
+/// Loopback only: it shows counters and rules to whoever asks.
+pub const DEBUG_ADDR_DEFAULT: &str = "127.0.0.1:6070";
+/// About 160 MB when every counter is in use.
+pub const MEMORY_COUNTERS_MAX_DEFAULT: usize = 1_000_000;
+/// Envoy waits 20 ms for the whole answer; this leaves it half.
+pub const STORE_TIMEOUT_DEFAULT: &str = "10ms";
+/// A held reply is a stream and a timer: some kilobytes.
+pub const HOLDS_MAX_DEFAULT: usize = 10_000;
+/// Many times what a request for a dozen descriptors needs.
+pub const MESSAGE_BYTES_MAX_DEFAULT: usize = 64 * 1024;
+/// Envoy sends one descriptor per rate limit action list of a route; a dozen is a lot.
+pub const DESCRIPTORS_MAX_DEFAULT: usize = 64;
+/// As deep as a configuration is ever nested.
+pub const ENTRIES_MAX_DEFAULT: usize = 32;
+/// Below Kubernetes' 30 seconds between SIGTERM and SIGKILL.
+pub const DRAIN_TIMEOUT_DEFAULT: &str = "25s";
+
+/// Where the rules are.
+#[derive(Args, Clone, Debug)]
+pub struct ConfigSettings {
+    /// Rules: files, or directories whose .yaml and .yml files are read in name order
+    #[arg(
+        long = "config",
+        value_name = "PATH",
+        env = "COMPORTA_CONFIG",
+        default_value = CONFIG_DEFAULT,
+        value_delimiter = ','
+    )]
+    pub paths: Vec<PathBuf>,
+
+    /// Let several files add to one domain, instead of refusing the second
+    #[arg(long, env = "COMPORTA_MERGE_DOMAINS")]
+    pub merge_domains: bool,
+}
+
+/// Everything that `serve` can be told.
+#[derive(Args, Clone, Debug)]
+pub struct Settings {
+    /// The rules.
+    #[command(flatten)]
+    pub config: ConfigSettings,
+
+    /// Where counters live: `memory`, in this process
+    #[arg(long, env = "COMPORTA_STORE", default_value = "memory")]
+    pub store: StoreKind,
+
+    /// Counters that the memory store keeps at most; beyond it the least important make room
+    #[arg(long, value_name = "N", env = "COMPORTA_MEMORY_COUNTERS_MAX", default_value_t = MEMORY_COUNTERS_MAX_DEFAULT)]
+    pub memory_counters_max: usize,
+
+    /// How long the store may take before the failure mode answers
+    #[arg(long, value_name = "TIME", env = "COMPORTA_STORE_TIMEOUT", default_value = STORE_TIMEOUT_DEFAULT, value_parser = duration)]
+    pub store_timeout: Duration,
+
+    /// What domains that don't write a failure mode answer while the store is unavailable
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "COMPORTA_FAILURE_MODE",
+        default_value = "open"
+    )]
+    pub failure_mode: DefaultFailureMode,
+
+    /// Instances that share the limits; the failure mode `local` divides by it
+    #[arg(long, value_name = "N", env = "COMPORTA_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub replicas: u32,
+
+    /// Where gRPC is served
+    #[arg(long, value_name = "ADDR", env = "COMPORTA_GRPC_ADDR", default_value = GRPC_ADDR_DEFAULT)]
+    pub grpc_addr: SocketAddr,
+
+    /// Where /healthcheck, /json and /metrics are served
+    #[arg(long, value_name = "ADDR", env = "COMPORTA_HTTP_ADDR", default_value = HTTP_ADDR_DEFAULT)]
+    pub http_addr: SocketAddr,
+
+    /// Where /rlconfig and /explain are served
+    #[arg(long, value_name = "ADDR", env = "COMPORTA_DEBUG_ADDR", default_value = DEBUG_ADDR_DEFAULT)]
+    pub debug_addr: SocketAddr,
+
+    /// Threads that answer gRPC; 0 for one per core
+    #[arg(long, value_name = "N", env = "COMPORTA_WORKERS", default_value_t = 0)]
+    pub workers: usize,
+
+    /// Replies that leaky buckets may hold at a time; beyond it they deny
+    #[arg(long, value_name = "N", env = "COMPORTA_HOLDS_MAX", default_value_t = HOLDS_MAX_DEFAULT)]
+    pub holds_max: usize,
+
+    /// Bytes in a request at most
+    #[arg(long, value_name = "BYTES", env = "COMPORTA_MESSAGE_BYTES_MAX", default_value_t = MESSAGE_BYTES_MAX_DEFAULT)]
+    pub message_bytes_max: usize,
+
+    /// Descriptors in a request at most
+    #[arg(long, value_name = "N", env = "COMPORTA_DESCRIPTORS_MAX", default_value_t = DESCRIPTORS_MAX_DEFAULT)]
+    pub descriptors_max: usize,
+
+    /// Entries in a descriptor at most
+    #[arg(long, value_name = "N", env = "COMPORTA_ENTRIES_MAX", default_value_t = ENTRIES_MAX_DEFAULT)]
+    pub entries_max: usize,
+
+    /// How long calls in flight have to end after SIGTERM
+    #[arg(long, value_name = "TIME", env = "COMPORTA_DRAIN_TIMEOUT", default_value = DRAIN_TIMEOUT_DEFAULT, value_parser = duration)]
+    pub drain_timeout: Duration,
+
+    /// How logs are written; `auto` is text on a terminal and JSON elsewhere
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "COMPORTA_LOG_FORMAT",
+        default_value = "auto"
+    )]
+    pub log_format: LogFormat,
+}
+
+/// Where counters live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoreKind {
+    /// In this process.
+    Memory,
+}
+
+/// `config::FailureMode`, as a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DefaultFailureMode {
+    /// Requests pass.
+    Open,
+    /// Requests are denied.
+    Closed,
+    /// An in-process limiter decides.
+    Local,
+    /// Callers get UNAVAILABLE.
+    Error,
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Text,
+    /// For machines, one object a line.
+    Json,
+}
+
+/// A span with its unit: `250us`, `10ms`, `5s`, `2m`. A bare number could mean any of them.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = &text[digits.len()..];
+    let amount: u64 = digits
+        .parse()
+        .map_err(|_| format!("`{text}` is not a time; write for example 10ms, 5s or 2m"))?;
+    match unit {
+        "us" => Ok(Duration::from_micros(amount)),
+        "ms" => Ok(Duration::from_millis(amount)),
+        "s" => Ok(Duration::from_secs(amount)),
+        "m" if amount <= u64::MAX / 60 => Ok(Duration::from_secs(amount * 60)),
+        "" => Err(format!(
+            "`{text}` has no unit; write for example {text}ms or {text}s"
+        )),
+        _ => Err(format!("`{unit}` is no unit of time; write us, ms, s or m")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(duration("250us"), Ok(Duration::from_micros(250)));
+        assert_eq!(duration("10ms"), Ok(Duration::from_millis(10)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        let refused = |text| duration(text).unwrap_err();
+        assert_eq!(
+            refused("10"),
+            "`10` has no unit; write for example 10ms or 10s"
+        );
+        assert_eq!(
+            refused("10d"),
+            "`d` is no unit of time; write us, ms, s or m"
+        );
+        assert_eq!(
+            refused("ms"),
+            "`ms` is not a time; write for example 10ms, 5s or 2m"
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! The debug port: what is in force, and how a request would be decided.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use super::http::{json_response, refused};
+use super::json;
+use crate::algorithm::Hits;
+use crate::config::matcher::Entry;
+use crate::config::{Live, report};
+use crate::request::{Bounds, Descriptor, InvalidRequest, Request};
+use crate::service::{Refusal, Service};
+use crate::store::Store;
+
+struct Port<S> {
+    service: Arc<Service<S>>,
+    config: Arc<Live>,
+    bounds: Bounds,
+}
+
+/// Everything that the debug port serves.
+pub fn router<S: Store>(
+    service: Arc<Service<S>>,
+    config: Arc<Live>,
+    bounds: Bounds,
+    message_max: usize,
+) -> Router {
+    let port = Arc::new(Port {
+        service,
+        config,
+        bounds,
+    });
+    Router::new()
+        .route("/", get(index))
+        .route("/rlconfig", get(rlconfig::<S>))
+        .route("/explain", get(explain_query::<S>).post(explain_body::<S>))
+        .layer(DefaultBodyLimit::max(message_max))
+        .with_state(port)
+}
+
+async fn index() -> &'static str {
+    "/rlconfig                      the rules in force\n\
+     /explain?domain=D&key=value    how a request would be decided, and why (or POST it, as to /json)\n"
+}
+
+async fn rlconfig<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
+    let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+    (headers, report::table(&port.config.current())).into_response()
+}
+
+/// One descriptor: each parameter but `domain` is an entry, in order.
+async fn explain_query<S: Store>(
+    State(port): State<Arc<Port<S>>>,
+    Query(parameters): Query<Vec<(String, String)>>,
+) -> Response {
+    let mut domain = String::new();
+    let mut entries = Vec::new();
+    for (key, value) in parameters {
+        if key == "domain" && domain.is_empty() {
+            domain = value;
+        } else {
+            entries.push((key, value));
+        }
+    }
+    explain(&port, one_descriptor(domain, entries, port.bounds)).await
+}
+
+async fn explain_body<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Response {
+    explain(&port, json::read(&body, port.bounds)).await
+}
+
+async fn explain<S: Store>(port: &Port<S>, request: Result<Request, InvalidRequest>) -> Response {
+    let explanation = match request {
+        Ok(request) => port.service.explain(&request).await,
+        Err(invalid) => Err(Refusal::Invalid(invalid)),
+    };
+    match explanation {
+        Ok(explanation) => match serde_json::to_vec_pretty(&explanation) {
+            Ok(body) => json_response(StatusCode::OK, body),
+            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        },
+        Err(refusal) => refused(&refusal),
+    }
+}
+
+/// A request of one descriptor and one hit.
+pub fn one_descriptor(
+    domain: String,
+    entries: impl IntoIterator<Item = (String, String)>,
+    bounds: Bounds,
+) -> Result<Request, InvalidRequest> {
+    let entries = entries.into_iter().map(|(key, value)| Entry {
+        key: key.into(),
+        value: value.into(),
+    });
+    let descriptor = Descriptor {
+        entries: entries.collect(),
+        limit: None,
+        hits: Hits::Charge(1),
+    };
+    Request::new(domain.into(), vec![descriptor], None, bounds)
+}
