@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 
 use prost::Message;
+use prost_types::field_descriptor_proto::Type;
+use prost_types::{DescriptorProto, FileDescriptorSet};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let definitions = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], ["proto"])?;
 
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(out.join("reflection.bin"), definitions.encode_to_vec())?;
+    let shown = as_envoy_has_them(definitions.clone());
+    std::fs::write(out.join("reflection.bin"), shown.encode_to_vec())?;
 
     tonic_prost_build::configure()
         .bytes(".")
@@ -18,4 +21,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::transport::codec::RlsCodec")
         .compile_fds(definitions)?;
     Ok(())
+}
+
+/// What reflection shows: the fields that are `bytes` only so that nothing is refused are `string`,
+/// as in Envoy's definitions. Clients that learn the types that way would ask for base64 otherwise.
+fn as_envoy_has_them(mut definitions: FileDescriptorSet) -> FileDescriptorSet {
+    for file in &mut definitions.file {
+        file.message_type.iter_mut().for_each(text_fields);
+    }
+    definitions
+}
+
+fn text_fields(message: &mut DescriptorProto) {
+    for field in &mut message.field {
+        let is_text = matches!(field.name(), "domain" | "key" | "value");
+        if is_text && field.r#type() == Type::Bytes {
+            field.set_type(Type::String);
+        }
+    }
+    message.nested_type.iter_mut().for_each(text_fields);
 }

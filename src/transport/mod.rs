@@ -1,4 +1,4 @@
-//! Bytes to [`Request`], [`Decision`] to bytes.
+//! Bytes to [`crate::request::Request`], [`crate::response::Decision`] to bytes.
 //!
 //! The generated protobuf types are private to this folder.
 

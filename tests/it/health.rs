@@ -1,6 +1,9 @@
 //! gRPC health and reflection, asked with the standard clients.
 
 use comporta::transport::rls::HEALTH_NAMES;
+use prost::Message;
+use prost_types::FileDescriptorProto;
+use prost_types::field_descriptor_proto::Type;
 use tonic::Code;
 use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
@@ -43,20 +46,25 @@ async fn every_name_is_healthy_and_others_are_unknown() {
     assert_eq!(check("nobody").await.unwrap_err().code(), Code::NotFound);
 }
 
-#[tokio::test]
-async fn reflection_lists_the_services() {
-    let server = start(RULES);
-    let mut reflection = ServerReflectionClient::new(channel(&server).await);
+async fn reflect(server: &Running, question: MessageRequest) -> MessageResponse {
+    let mut reflection = ServerReflectionClient::new(channel(server).await);
     let request = ServerReflectionRequest {
         host: String::new(),
-        message_request: Some(MessageRequest::ListServices(String::new())),
+        message_request: Some(question),
     };
     let answers = reflection
         .server_reflection_info(tokio_stream::once(request))
         .await
         .unwrap();
     let answer = answers.into_inner().message().await.unwrap().unwrap();
-    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+    answer.message_response.unwrap()
+}
+
+#[tokio::test]
+async fn reflection_lists_the_services() {
+    let server = start(RULES);
+    let answer = reflect(&server, MessageRequest::ListServices(String::new())).await;
+    let MessageResponse::ListServicesResponse(list) = answer else {
         panic!("{answer:?}");
     };
     let mut names: Vec<_> = list
@@ -73,4 +81,22 @@ async fn reflection_lists_the_services() {
             "grpc.reflection.v1.ServerReflection",
         ]
     );
+}
+
+/// A client that learns the types this way writes a domain as text, not as base64.
+#[tokio::test]
+async fn reflection_shows_text_where_envoy_has_text() {
+    let server = start(RULES);
+    let symbol = "envoy.service.ratelimit.v3.RateLimitRequest".to_owned();
+    let answer = reflect(&server, MessageRequest::FileContainingSymbol(symbol)).await;
+    let MessageResponse::FileDescriptorResponse(files) = answer else {
+        panic!("{answer:?}");
+    };
+    let file = FileDescriptorProto::decode(&files.file_descriptor_proto[0][..]).unwrap();
+    let request = file
+        .message_type
+        .iter()
+        .find(|message| message.name() == "RateLimitRequest");
+    let domain = &request.unwrap().field[0];
+    assert_eq!((domain.name(), domain.r#type()), ("domain", Type::String));
 }
