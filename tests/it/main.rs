@@ -12,6 +12,7 @@ mod matching;
 mod memory;
 mod rls;
 mod support;
+mod tidy;
 mod wire;
 
 /// The program's own: what a counter costs depends on it.
