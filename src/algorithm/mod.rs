@@ -71,8 +71,9 @@ impl From<Micros> for std::time::Duration {
     }
 }
 
-/// Counts saturate here: far above any limit, and exact in Lua's doubles.
-pub const COUNT_MAX: u64 = 1 << 52;
+/// Counts saturate here: sixteen times the largest limit, and small enough that a fixed window is one
+/// integer which Lua's doubles hold exactly.
+pub const COUNT_MAX: u64 = 1 << 36;
 
 /// What a descriptor asks of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::table::{self, Evicted, Table};
-use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError, denies, is_charged};
-use crate::algorithm::{self, Demand, Hits, Limit, Micros, Outcome, State};
+use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError};
+use super::{denies, is_charged, uncharged};
+use crate::algorithm::{self, Demand, Hits, Micros, State};
 use crate::telemetry::StoreMeter;
 
 /// Enough that two cores seldom meet.
@@ -84,23 +85,22 @@ impl Memory {
         let mut outcomes = Outcomes::new();
         for (index, check) in checks.iter().enumerate() {
             let state = state_of(&mut locked, hashes[index], check, now);
-            let state = after_earlier(checks, &outcomes, state, now);
-            outcomes.push(algorithm::check(
-                check.limit,
-                state.as_ref(),
-                now,
-                check.demand,
-            ));
+            let state = after_earlier(&checks[..index], &outcomes, check, state, now);
+            let outcome = algorithm::check(check.limit, state.as_ref(), now, check.demand);
+            outcomes.push(outcome);
         }
 
         let denied = denies(checks, &outcomes);
         for (index, check) in checks.iter().enumerate() {
-            let outcome = &mut outcomes[index];
-            if is_charged(check, outcome, denied) {
-                self.commit(&mut locked, hashes[index], check, now);
-            } else if outcome.admitted {
+            if outcomes[index].admitted && !is_charged(check, &outcomes[index], denied) {
                 let state = state_of(&mut locked, hashes[index], check, now);
-                *outcome = uncharged(check.limit, state.as_ref(), now);
+                let state = after_earlier(&checks[..index], &outcomes, check, state, now);
+                outcomes[index] = uncharged(check.limit, state.as_ref(), now);
+            }
+        }
+        for (index, check) in checks.iter().enumerate() {
+            if is_charged(check, &outcomes[index], denied) {
+                self.commit(&mut locked, hashes[index], check, now);
             }
         }
         Charged { outcomes, denied }
@@ -210,14 +210,14 @@ fn state_of<'t>(
 /// The state as the request's earlier checks of the same counter leave it: a descriptor sent twice
 /// counts twice.
 fn after_earlier<'t>(
-    checks: &[Check<'_>],
+    earlier: &[Check<'_>],
     outcomes: &Outcomes,
+    this: &Check<'_>,
     state: Found<'t>,
     now: Micros,
 ) -> Found<'t> {
-    let this = &checks[outcomes.len()];
     let mut state = state;
-    for (check, outcome) in checks.iter().zip(outcomes) {
+    for (check, outcome) in earlier.iter().zip(outcomes) {
         if check.key == this.key && is_charged(check, outcome, false) {
             let mut charged = match state {
                 Found::Kept(state) => state.clone(),
@@ -228,15 +228,6 @@ fn after_earlier<'t>(
         }
     }
     state
-}
-
-/// The outcome of an admitted check that is not charged after all, because another was denied.
-fn uncharged(limit: &Limit, state: &State, now: Micros) -> Outcome {
-    Outcome {
-        admitted: true,
-        retry_after: None,
-        ..algorithm::check(limit, state, now, Demand::patient(Hits::Look))
-    }
 }
 
 fn shard_of<'t>(locked: &'t mut Locked<'_>, hash: u64) -> &'t mut Table {

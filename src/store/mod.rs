@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Demand, Limit, Micros, Outcome, State};
+use crate::algorithm::{self, Demand, Hits, Limit, Micros, Outcome, State};
 pub use key::CounterKey;
 
 /// Outcomes, one per check, in order.
@@ -123,4 +123,14 @@ pub fn denies(checks: &[Check<'_>], outcomes: &[Outcome]) -> bool {
 #[must_use]
 pub fn is_charged(check: &Check<'_>, outcome: &Outcome, denied: bool) -> bool {
     check.limit.charge_denied() || (outcome.admitted && !denied)
+}
+
+/// The outcome of an admitted check that is not charged after all, because another was denied.
+#[must_use]
+pub fn uncharged(limit: &Limit, state: &State, now: Micros) -> Outcome {
+    Outcome {
+        admitted: true,
+        retry_after: None,
+        ..algorithm::check(limit, state, now, Demand::patient(Hits::Look))
+    }
 }
