@@ -4,6 +4,7 @@
 
 mod command_line;
 mod config_errors;
+mod envoy;
 mod headers;
 mod health;
 mod http;

@@ -22,7 +22,7 @@ failure_mode: open
 descriptors:
   - key: k
     rate_limit: {unit: week, requests_per_unit: 5, name: weekly}
-    metadata: {plan: gold, deep: {list: [1, 2.5, true, ~, text]}}
+    metadata: {deep: {list: [1, 2.5, true, ~, text]}}
 ";
 
 /// Sends and receives bytes as they are.

@@ -1,7 +1,9 @@
 //! What several tests need.
 
+pub(crate) mod envoy;
 pub(crate) mod http;
 pub(crate) mod server;
+pub(crate) mod upstream;
 
 use std::time::Duration;
 

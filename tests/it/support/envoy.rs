@@ -1,0 +1,117 @@
+//! A real Envoy in front of the service, with the file that readers are told to copy.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use tempfile::TempDir;
+
+use super::http::get;
+use super::wait_until;
+
+/// The configuration under test.
+pub(crate) const DEPLOYED: &str = "deploy/envoy/envoy.yaml";
+
+/// An Envoy that ends when it is dropped.
+pub(crate) struct Envoy {
+    child: Child,
+    /// Where clients connect.
+    pub(crate) ingress: SocketAddr,
+    admin: SocketAddr,
+    _files: TempDir,
+}
+
+/// The Envoy program, without arguments.
+pub(crate) fn command() -> Command {
+    let named = std::env::var_os("ENVOY").map(PathBuf::from);
+    let program = named.unwrap_or_else(|| Path::new(".tools").join("envoy"));
+    assert!(
+        program.exists(),
+        "there is no Envoy at {}; tests/run fetches it to .tools/envoy, and ENVOY can name another",
+        program.display()
+    );
+    Command::new(program)
+}
+
+/// Starts Envoy between its clients and `upstream`, and waits until it answers.
+pub(crate) fn start(upstream: SocketAddr, comporta: SocketAddr) -> Envoy {
+    let files = tempfile::tempdir().unwrap();
+    let configuration = files.path().join("envoy.yaml");
+    let admin_file = files.path().join("admin");
+    fs::write(&configuration, deployed_with(upstream, comporta)).unwrap();
+    let child = command()
+        .arg("--config-path")
+        .arg(configuration)
+        .arg("--admin-address-path")
+        .arg(&admin_file)
+        .args(["--concurrency", "1", "--log-level", "error"])
+        // Hot restart shares memory between Envoys, and those of two tests have nothing to share.
+        .arg("--disable-hot-restart")
+        .spawn()
+        .unwrap();
+    // From here on the child has an owner that ends it, also if what follows goes wrong.
+    let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let mut envoy = Envoy {
+        child,
+        ingress: nowhere,
+        admin: nowhere,
+        _files: files,
+    };
+    envoy.wait(&admin_file);
+    envoy
+}
+
+/// The deployed file with the addresses of this test.
+fn deployed_with(upstream: SocketAddr, comporta: SocketAddr) -> String {
+    let port = |port: u16| format!("port_value: {port}}}");
+    let mut text = fs::read_to_string(DEPLOYED).unwrap();
+    for (deployed, here) in [
+        (port(10_000), port(0)),
+        (port(9_901), port(0)),
+        (port(9_000), port(upstream.port())),
+        (port(8_081), port(comporta.port())),
+        // On a busy machine 50 ms pass in vain, and Envoy would let the request through.
+        (" timeout: 0.05s\n".into(), " timeout: 30s\n".into()),
+    ] {
+        let found = text.matches(&deployed).count();
+        assert_eq!(found, 1, "{DEPLOYED} has `{}`", deployed.trim());
+        text = text.replace(&deployed, &here);
+    }
+    text
+}
+
+impl Envoy {
+    /// A counter or gauge of Envoy's own; 0 if there is none of that name.
+    pub(crate) fn stat(&self, name: &str) -> u64 {
+        let (_, stats) = get(self.admin, "/stats");
+        let mut lines = stats.lines().filter_map(|line| line.split_once(": "));
+        let found = lines.find(|(other, _)| *other == name);
+        found.map_or(0, |(_, value)| value.parse().unwrap())
+    }
+
+    /// Learns the ports, which the system chose, and waits until Envoy is ready.
+    fn wait(&mut self, admin_file: &Path) {
+        wait_until("Envoy opens its admin port", || {
+            let ended = self.child.try_wait().unwrap();
+            assert_eq!(ended, None, "Envoy ended; it says why above");
+            let written = fs::read_to_string(admin_file).unwrap_or_default();
+            written.parse().is_ok_and(|addr| {
+                self.admin = addr;
+                true
+            })
+        });
+        wait_until("Envoy is ready", || get(self.admin, "/ready").0 == 200);
+        let (_, listeners) = get(self.admin, "/listeners");
+        let mut lines = listeners.lines();
+        let ingress = lines.find_map(|line| line.strip_prefix("ingress::"));
+        self.ingress = ingress.unwrap().parse().unwrap();
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        let _already_gone = self.child.kill();
+        let _already_gone = self.child.wait();
+    }
+}
