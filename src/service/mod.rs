@@ -22,8 +22,10 @@ use plan::{Overrides, Plan};
 /// A reply is never held longer, whatever the caller would put up with.
 const HOLD_MAX: Micros = Micros(60 * Micros::PER_SECOND);
 
-/// What is left of the caller's time for the answer's way back.
-const TIMEOUT_MARGIN: Micros = Micros(2_000);
+/// What is left of the caller's time for the answer's way back: a tenth of it, within bounds. Timers
+/// fire up to a millisecond late, and an answer that comes too late is an OK to most proxies.
+const TIMEOUT_MARGIN_MIN: Micros = Micros(2_000);
+const TIMEOUT_MARGIN_MAX: Micros = Micros(5_000);
 
 /// The rate limit service, whatever it is asked over.
 #[derive(Debug)]
@@ -173,7 +175,8 @@ fn patience(request: &Request, hold_permit: Option<&SemaphorePermit<'_>>) -> Mic
 
 /// What is left of the caller's time, less the margin; no bound if it named none.
 fn time_left(request: &Request) -> Micros {
-    request
-        .timeout
-        .map_or(Micros::MAX, |timeout| timeout.since(TIMEOUT_MARGIN))
+    request.timeout.map_or(Micros::MAX, |timeout| {
+        let tenth = Micros(timeout.0 / 10);
+        timeout.since(tenth.clamp(TIMEOUT_MARGIN_MIN, TIMEOUT_MARGIN_MAX))
+    })
 }
