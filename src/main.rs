@@ -75,6 +75,7 @@ fn serve(settings: Settings) -> ExitCode {
             complain(&error.to_string());
             match error {
                 comporta::server::ServeError::Config(_) => ExitCode::from(EXIT_CONFIG),
+                comporta::server::ServeError::Store(_) => ExitCode::from(EXIT_SETTINGS),
                 _ => ExitCode::FAILURE,
             }
         }

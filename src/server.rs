@@ -24,8 +24,11 @@ use crate::config::{Config, ConfigError, FailureMode, Live, files, parse};
 use crate::failure::Fallback;
 use crate::request::Bounds;
 use crate::service::{Options, Service};
-use crate::settings::{ConfigSettings, DefaultFailureMode, Settings};
+use crate::settings::{ConfigSettings, DefaultFailureMode, Hidden, Settings};
+use crate::store::any::AnyStore;
 use crate::store::memory::Memory;
+use crate::store::redis::url::{RedisUrl, StoreUrl, UrlError};
+use crate::store::redis::{Access, Redis, RedisOptions, Secret};
 use crate::telemetry::Telemetry;
 use crate::transport::http::Readiness;
 use crate::transport::{debug, http, rls};
@@ -57,6 +60,9 @@ pub enum ServeError {
     /// The rules are wrong.
     #[error("{}", report(.0))]
     Config(Vec<ConfigError>),
+    /// There is no such store.
+    #[error("--store: {0}")]
+    Store(#[from] UrlError),
     /// A port can't be had.
     #[error("can't listen on {addr} for {what}: {source}")]
     Bind {
@@ -79,6 +85,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Server {
     settings: Settings,
+    store_url: StoreUrl,
     config: Arc<Live>,
     telemetry: Arc<Telemetry>,
     clock: Clock,
@@ -110,6 +117,8 @@ pub fn load(settings: &ConfigSettings) -> Result<Config, Vec<ConfigError>> {
 impl Server {
     /// Loads the rules and takes the ports.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServeError> {
+        let store_url = StoreUrl::parse(&settings.store.0)?;
+        tracing::info!(store = %store_url, "counters");
         let config = load(&settings.config).map_err(ServeError::Config)?;
         let telemetry = Arc::new(Telemetry::new());
         log_domains(&config, failure_mode(settings.failure_mode));
@@ -122,6 +131,7 @@ impl Server {
             config: Arc::new(Live::new(config)),
             telemetry,
             clock,
+            store_url,
             settings,
         })
     }
@@ -139,6 +149,7 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let Self {
             settings,
+            store_url,
             config,
             telemetry,
             clock,
@@ -146,11 +157,15 @@ impl Server {
             http,
             debug,
         } = self;
-        let store = Arc::new(Memory::new(settings.memory_counters_max, telemetry.store()));
+        let memory = Arc::new(Memory::new(settings.memory_counters_max, telemetry.store()));
         let local = Memory::new(settings.memory_counters_max, telemetry.store());
+        let store = match store_url {
+            StoreUrl::Memory => AnyStore::Memory(memory.clone()),
+            StoreUrl::Redis(url) => AnyStore::Redis(Box::new(redis(url, &settings, clock.clone()))),
+        };
         let service = Arc::new(Service::new(
             config.clone(),
-            store.clone(),
+            store,
             Fallback::new(local, settings.replicas),
             clock.clone(),
             telemetry.clone(),
@@ -180,7 +195,7 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let workers = Workers::start(&settings, &routes, &stopped).map_err(ServeError::Start)?;
         let accepting = tokio::spawn(accept(grpc, workers.senders.clone(), stopped.clone()));
-        let sweeping = tokio::spawn(sweep(store, clock));
+        let sweeping = tokio::spawn(sweep(memory, clock));
         let http = tokio::spawn(serve_http(http, http_router, stopped.clone()));
         let debug = tokio::spawn(serve_http(debug, debug_router, stopped));
         rls::report_health(&health_reporter, true).await;
@@ -356,6 +371,32 @@ fn options(settings: &Settings) -> Options {
         store_timeout: settings.store_timeout.into(),
         holds_max: settings.holds_max.min(tokio::sync::Semaphore::MAX_PERMITS),
     }
+}
+
+/// How many times its own deadline a call may be late before its connection is given up: a server
+/// that is slow now and then is not worth connecting to anew.
+const LATE_MAX: u32 = 5;
+
+fn redis(url: RedisUrl, settings: &Settings, clock: Clock) -> Redis {
+    let redis = &settings.redis;
+    let text = |password: &Hidden| Secret::Text(password.0.clone());
+    let file = redis.password_file.clone().map(Secret::File);
+    let access = Access {
+        user: redis.user.clone(),
+        password: redis.password.as_ref().map(text).or(file),
+        sentinel_user: redis.sentinel_user.clone(),
+        sentinel_password: redis.sentinel_password.as_ref().map(text),
+        ca_file: redis.tls_ca.clone(),
+        certificate: redis.tls_cert.clone().zip(redis.tls_key.clone()),
+    };
+    let options = RedisOptions {
+        prefix: redis.prefix.clone(),
+        connections: redis.connections,
+        connect_timeout: redis.connect_timeout,
+        round_trip_timeout: settings.store_timeout.saturating_mul(LATE_MAX),
+        queue_max: redis.queue_max as usize,
+    };
+    Redis::new(url, access, &options, clock)
 }
 
 fn bounds(settings: &Settings) -> Bounds {

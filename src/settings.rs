@@ -2,6 +2,7 @@
 //!
 //! What the rules are is another matter: see `config`.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,14 @@ pub const DEBUG_ADDR_DEFAULT: &str = "127.0.0.1:6070";
 pub const MEMORY_COUNTERS_MAX_DEFAULT: usize = 1_000_000;
 /// Envoy waits 20 ms for the whole answer; this leaves it half.
 pub const STORE_TIMEOUT_DEFAULT: &str = "10ms";
+/// Apart from whatever else is in the database.
+pub const REDIS_PREFIX_DEFAULT: &str = "comporta:";
+/// One carries whatever has queued; a second goes out while the first is on its way.
+pub const REDIS_CONNECTIONS_DEFAULT: u32 = 2;
+/// On a network that works, connecting takes a few milliseconds.
+pub const REDIS_CONNECT_TIMEOUT_DEFAULT: &str = "100ms";
+/// What a Redis that works serves within its deadline, and some kilobytes each.
+pub const REDIS_QUEUE_MAX_DEFAULT: u32 = 4_096;
 /// A held reply is a stream and a timer: some kilobytes.
 pub const HOLDS_MAX_DEFAULT: usize = 10_000;
 /// Many times what a request for a dozen descriptors needs.
@@ -56,9 +65,20 @@ pub struct Settings {
     #[command(flatten)]
     pub config: ConfigSettings,
 
-    /// Where counters live: `memory`, in this process
-    #[arg(long, env = "COMPORTA_STORE", default_value = "memory")]
-    pub store: StoreKind,
+    /// Where counters live: memory (in this process), `redis://[user[:password]@]host[:port][/database]`,
+    /// rediss:// (TLS), `redis+unix:///path`, `redis-sentinel://host,host,host/primary`
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "COMPORTA_STORE",
+        hide_env_values = true,
+        default_value = "memory"
+    )]
+    pub store: Hidden,
+
+    /// What is said to Redis.
+    #[command(flatten)]
+    pub redis: RedisSettings,
 
     /// Counters that the memory store keeps at most; beyond it the least important make room
     #[arg(long, value_name = "N", env = "COMPORTA_MEMORY_COUNTERS_MAX", default_value_t = MEMORY_COUNTERS_MAX_DEFAULT)]
@@ -127,11 +147,106 @@ pub struct Settings {
     pub log_format: LogFormat,
 }
 
-/// Where counters live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum StoreKind {
-    /// In this process.
-    Memory,
+/// How Redis is reached and used.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Redis")]
+pub struct RedisSettings {
+    /// The user, if the URL doesn't say it
+    #[arg(long = "redis-user", value_name = "NAME", env = "COMPORTA_REDIS_USER")]
+    pub user: Option<String>,
+
+    /// The password, if the URL doesn't say it; better in the variable, or in a file
+    #[arg(
+        long = "redis-password",
+        value_name = "TEXT",
+        env = "COMPORTA_REDIS_PASSWORD",
+        hide_env_values = true
+    )]
+    pub password: Option<Hidden>,
+
+    /// A file with the password; read again for every connection, so that it can be rotated
+    #[arg(
+        long = "redis-password-file",
+        value_name = "PATH",
+        env = "COMPORTA_REDIS_PASSWORD_FILE",
+        conflicts_with = "password"
+    )]
+    pub password_file: Option<PathBuf>,
+
+    /// The user that sentinels know
+    #[arg(
+        long = "redis-sentinel-user",
+        value_name = "NAME",
+        env = "COMPORTA_REDIS_SENTINEL_USER"
+    )]
+    pub sentinel_user: Option<String>,
+
+    /// The password that sentinels ask for
+    #[arg(
+        long = "redis-sentinel-password",
+        value_name = "TEXT",
+        env = "COMPORTA_REDIS_SENTINEL_PASSWORD",
+        hide_env_values = true
+    )]
+    pub sentinel_password: Option<Hidden>,
+
+    /// The authority (PEM) that signed the server's certificate; the system's authorities without it
+    #[arg(
+        long = "redis-tls-ca",
+        value_name = "PATH",
+        env = "COMPORTA_REDIS_TLS_CA"
+    )]
+    pub tls_ca: Option<PathBuf>,
+
+    /// Our own certificate (PEM)
+    #[arg(
+        long = "redis-tls-cert",
+        value_name = "PATH",
+        env = "COMPORTA_REDIS_TLS_CERT",
+        requires = "tls_key"
+    )]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The key of our own certificate (PEM)
+    #[arg(
+        long = "redis-tls-key",
+        value_name = "PATH",
+        env = "COMPORTA_REDIS_TLS_KEY",
+        requires = "tls_cert"
+    )]
+    pub tls_key: Option<PathBuf>,
+
+    /// What counters' names begin with
+    #[arg(long = "redis-prefix", value_name = "TEXT", env = "COMPORTA_REDIS_PREFIX", default_value = REDIS_PREFIX_DEFAULT)]
+    pub prefix: String,
+
+    /// Connections of each worker thread
+    #[arg(long = "redis-connections", value_name = "N", env = "COMPORTA_REDIS_CONNECTIONS", default_value_t = REDIS_CONNECTIONS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub connections: u32,
+
+    /// How long a connection may take to be made
+    #[arg(long = "redis-connect-timeout", value_name = "TIME", env = "COMPORTA_REDIS_CONNECT_TIMEOUT", default_value = REDIS_CONNECT_TIMEOUT_DEFAULT, value_parser = duration)]
+    pub connect_timeout: Duration,
+
+    /// Requests of each worker thread that may wait; beyond it the failure mode answers
+    #[arg(long = "redis-queue-max", value_name = "N", env = "COMPORTA_REDIS_QUEUE_MAX", default_value_t = REDIS_QUEUE_MAX_DEFAULT, value_parser = clap::value_parser!(u32).range(1..))]
+    pub queue_max: u32,
+}
+
+/// A text that no debug output shows, because it is a password or may hold one.
+#[derive(Clone)]
+pub struct Hidden(pub String);
+
+impl From<String> for Hidden {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
 }
 
 /// `config::FailureMode`, as a setting.

@@ -19,15 +19,18 @@ impl Window {
         }
     }
 
-    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) {
+    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) -> bool {
         let index = now.0 / limit.window().0;
-        if self.index < index {
+        // Without hits, any window is as good as the current one.
+        if self.index < index || self.count == 0 {
             *self = Self { index, count: 0 };
         } else if self.index > index + 1 {
             // Absurdly far ahead. One window ahead is a clock that stepped back over an edge: the
             // key stays in that window, or the hits of its first visit would be granted again.
             self.index = index;
+            return true;
         }
+        false
     }
 
     pub(super) fn charge(&mut self, hits: Hits) {

@@ -5,7 +5,7 @@
 //! interval is an exact fraction of microseconds, so spans are counted in units of 1/denominator
 //! of a microsecond: nothing is rounded, and nothing drifts, at any rate.
 
-use super::{Hits, Limit, Micros, Policy};
+use super::{Demand, Hits, Limit, Micros, Policy, leaky_bucket};
 
 /// The theoretical arrival time: `tat` plus `fraction` ÷ denominator of the limit's interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +44,12 @@ impl Bucket {
 
     /// Pulls back a TAT that is more than a whole bucket beyond what the limit allows. Less than
     /// that is a clock that stepped back, or a debt of charged denials.
-    pub(super) fn advance(&mut self, capacity: Span, limit: &Limit, now: Micros) {
-        if self.held(limit, now) > held_max(capacity) {
+    pub(super) fn advance(&mut self, capacity: Span, limit: &Limit, now: Micros) -> bool {
+        let is_beyond = self.held(limit, now) > held_max(capacity);
+        if is_beyond {
             *self = Self::holding(capacity, limit, now);
         }
+        is_beyond
     }
 
     pub(super) fn charge(&mut self, capacity: Span, limit: &Limit, now: Micros, hits: Hits) {
@@ -68,15 +70,74 @@ impl Bucket {
         Micros(self.tat.0 + u64::from(self.fraction > 0))
     }
 
+    /// An empty bucket is empty at any time, also if the clock steps back.
     fn holding(held: Span, limit: &Limit, now: Micros) -> Self {
-        let denominator = Span::from(limit.interval().denominator);
-        let whole = u64::try_from(held / denominator).unwrap_or(u64::MAX);
-        let fraction = u32::try_from(held % denominator).expect("less than a u32");
+        if held == 0 {
+            return Self::EMPTY;
+        }
+        let (whole, fraction) = split(held, limit.interval().denominator);
         Self {
             tat: Micros(now.0.saturating_add(whole)),
             fraction,
         }
     }
+}
+
+/// A span as whole microseconds and a fraction, in units of 1/denominator.
+pub type Pair = (u64, u32);
+
+/// What a bucket's decision comes down to, for a store that makes it elsewhere: the demand is admitted
+/// if what is held and what it needs come to at most the room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketTerms {
+    /// Of all fractions.
+    pub denominator: u32,
+    /// What the demand needs.
+    pub needs: Pair,
+    /// What may be held, that included.
+    pub room: Pair,
+    /// What a charge adds, or a refund takes away.
+    pub adds: Pair,
+    /// The most that admitted hits leave.
+    pub capacity: Pair,
+    /// The most that charged denials leave.
+    pub most: Pair,
+}
+
+/// The terms of `demand`, which `limit` (not of zero requests) is asked for.
+#[must_use]
+pub fn bucket_terms(limit: &Limit, demand: Demand) -> BucketTerms {
+    let denominator = limit.interval().denominator;
+    let capacity = capacity(limit);
+    let most = held_max(capacity);
+    let pair = |span: Span| split(span, denominator);
+    // Beyond any room, and still a number that Lua holds exactly.
+    let beyond = most + Span::from(denominator);
+    let hits = match demand.hits {
+        Hits::Charge(hits) | Hits::Refund(hits) => hits,
+        Hits::Look => 0,
+    };
+    let (needs, room) = match (demand.hits, limit.policy()) {
+        (Hits::Refund(_), _) => (0, beyond),
+        (_, Policy::LeakyBucket { queue }) => leaky_bucket::wait_max(limit, queue, demand)
+            .map_or((beyond, most), |wait_max| (0, wait_max.min(beyond))),
+        _ => (span_of(demand.hits.wanted(), limit).min(beyond), capacity),
+    };
+    BucketTerms {
+        denominator,
+        needs: pair(needs),
+        room: pair(room),
+        adds: pair(span_of(hits, limit).min(beyond)),
+        capacity: pair(capacity),
+        most: pair(most),
+    }
+}
+
+fn split(span: Span, denominator: u32) -> Pair {
+    let denominator = Span::from(denominator);
+    let whole = u64::try_from(span / denominator).unwrap_or(u64::MAX);
+    let fraction = u32::try_from(span % denominator).expect("less than a u32");
+    (whole, fraction)
 }
 
 /// The span that `hits` take.

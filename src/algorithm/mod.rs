@@ -23,9 +23,9 @@ mod sliding_window_log;
 mod token_bucket;
 
 pub use fixed_window::Window;
-pub use gcra::Bucket;
+pub use gcra::{Bucket, BucketTerms, Pair, bucket_terms};
 pub use limit::{Algorithm, Limit, LimitError, Policy, Unit, WINDOW_MAX};
-pub use sliding_window_counter::{Counter, TICKS_MAX};
+pub use sliding_window_counter::{Counter, TICKS_MAX, ticks};
 pub use sliding_window_log::Log;
 
 /// Microseconds: a span, or an instant counted from the Unix epoch.
@@ -169,8 +169,10 @@ impl State {
     }
 
     /// Brings the state up to `now`: forgets what no longer counts, and pulls back what lies
-    /// absurdly far ahead. Changes no answer at or after `now`.
-    pub fn advance(&mut self, limit: &Limit, now: Micros) {
+    /// absurdly far ahead. Tells whether it did the latter, which has to be kept even if nothing is
+    /// charged: pulled back anew each time, the key would be locked out. The former changes no answer
+    /// at or after `now`.
+    pub fn advance(&mut self, limit: &Limit, now: Micros) -> bool {
         match self {
             Self::Window(window) => window.advance(limit, now),
             Self::Log(log) => log.advance(limit, now),

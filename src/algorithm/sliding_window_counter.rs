@@ -30,9 +30,12 @@ impl Counter {
         }
     }
 
-    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) {
+    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) -> bool {
         let index = now.0 / limit.window().0;
-        if self.index + 1 == index {
+        if self.current == 0 && self.previous == 0 {
+            // Without hits, any window is as good as the current one.
+            self.index = index;
+        } else if self.index + 1 == index {
             *self = Self {
                 index,
                 current: 0,
@@ -43,7 +46,9 @@ impl Counter {
         } else if self.index > index + 1 {
             // Absurdly far ahead; one window ahead is a clock that stepped back over an edge.
             self.index = index;
+            return true;
         }
+        false
     }
 
     pub(super) fn charge(&mut self, hits: Hits) {
@@ -87,6 +92,14 @@ pub(super) fn check(limit: &Limit, counter: Counter, now: Micros, hits: Hits) ->
             .then(|| from_start(ticks.fits_at(after, requests - wanted))),
         wait: Micros::ZERO,
     }
+}
+
+/// The length of a tick in microseconds, and how many of them make a window, for a store that decides
+/// elsewhere.
+#[must_use]
+pub fn ticks(limit: &Limit) -> (u64, u64) {
+    let Ticks { length, count, .. } = Ticks::new(limit);
+    (length, count)
 }
 
 /// A window cut into ticks.

@@ -28,13 +28,13 @@ impl Log {
         self.total
     }
 
-    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) {
+    pub(super) fn advance(&mut self, limit: &Limit, now: Micros) -> bool {
         let window = limit.window();
-        if self
+        let is_beyond = self
             .newest()
-            .is_some_and(|newest| newest.0 > now.0 + window.0)
-        {
-            // Absurdly far ahead: keep the hits, as if all had come just now.
+            .is_some_and(|newest| newest.0 > now.0 + window.0);
+        if is_beyond {
+            // Keep the hits, as if all had come just now.
             self.entries = VecDeque::from([(now, self.total)]);
         }
         while let Some(&(at, hits)) = self.entries.front() {
@@ -44,6 +44,7 @@ impl Log {
             self.entries.pop_front();
             self.total -= hits;
         }
+        is_beyond
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, now: Micros, hits: Hits) {

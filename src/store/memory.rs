@@ -119,6 +119,7 @@ impl Memory {
             (None, _) => State::new(limit, now),
         };
         let mut state = state;
+        state.advance(limit, now);
         algorithm::charge(limit, &mut state, now, hits);
 
         let look = algorithm::check(limit, &state, now, Demand::patient(Hits::Look));
@@ -192,6 +193,8 @@ impl AsRef<State> for Found<'_> {
     }
 }
 
+/// A log is brought up to date where it is: there may be a lot of it. Of the others nothing is kept
+/// unless it is charged, so that a look ahead of time changes nothing.
 fn state_of<'t>(
     locked: &'t mut Locked<'_>,
     hash: u64,
@@ -199,9 +202,16 @@ fn state_of<'t>(
     now: Micros,
 ) -> Found<'t> {
     match shard_of(locked, hash).get_mut(hash, check.key.as_bytes()) {
-        Some(state) => {
+        Some(state @ State::Log(_)) => {
             state.advance(check.limit, now);
             Found::Kept(state)
+        }
+        Some(state) => {
+            let mut advanced = state.clone();
+            if advanced.advance(check.limit, now) {
+                *state = advanced.clone();
+            }
+            Found::New(advanced)
         }
         None => Found::New(State::new(check.limit, now)),
     }
@@ -224,6 +234,7 @@ fn after_earlier<'t>(
                 Found::New(state) => state,
             };
             algorithm::charge(check.limit, &mut charged, now, check.demand.hits);
+            charged.advance(this.limit, now);
             state = Found::New(charged);
         }
     }

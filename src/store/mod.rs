@@ -4,8 +4,10 @@
 //! Two stores exist, [`memory`] and Redis; what is added to a store, such as a breaker, is a layer
 //! that is a `Store` itself.
 
+pub mod any;
 pub mod key;
 pub mod memory;
+pub mod redis;
 mod table;
 
 use std::future::Future;
@@ -60,9 +62,32 @@ pub enum StoreError {
     /// It didn't answer in time; the hits may or may not have been counted.
     #[error("the store did not answer in time")]
     Timeout,
-    /// It can't be reached, or refuses to work.
-    #[error("the store is unavailable: {0}")]
-    Unavailable(String),
+    /// More requests wait for it than are allowed to.
+    #[error("too many requests wait for the store")]
+    Overloaded,
+    /// It can't be reached.
+    #[error("the store can't be reached: {0}")]
+    Unreachable(String),
+    /// It refuses to work at present.
+    #[error("the store refuses: {0}")]
+    Refused(String),
+    /// It doesn't know us, or doesn't let us.
+    #[error("the store does not let us in: {0}")]
+    NotPermitted(String),
+}
+
+impl StoreError {
+    /// For labels and metadata: which of them it is.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Overloaded => "overloaded",
+            Self::Unreachable(_) => "unreachable",
+            Self::Refused(_) => "refused",
+            Self::NotPermitted(_) => "not_permitted",
+        }
+    }
 }
 
 /// Keeps counters, and decides over them atomically.

@@ -2,6 +2,8 @@
 
 pub(crate) mod envoy;
 pub(crate) mod http;
+pub(crate) mod proxy;
+pub(crate) mod redis;
 pub(crate) mod server;
 pub(crate) mod upstream;
 
