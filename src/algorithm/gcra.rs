@@ -26,13 +26,6 @@ impl Bucket {
         fraction: 0,
     };
 
-    pub(super) fn new(now: Micros) -> Self {
-        Self {
-            tat: now,
-            fraction: 0,
-        }
-    }
-
     /// What the bucket holds.
     pub(super) fn held(self, limit: &Limit, now: Micros) -> Span {
         if self.tat < now {

@@ -162,9 +162,7 @@ impl State {
             Policy::FixedWindow => Self::Window(Window::new(limit, now)),
             Policy::SlidingWindowLog => Self::Log(Box::default()),
             Policy::SlidingWindowCounter => Self::Counter(Counter::new(limit, now)),
-            Policy::TokenBucket { .. } | Policy::LeakyBucket { .. } => {
-                Self::Bucket(Bucket::new(now))
-            }
+            Policy::TokenBucket { .. } | Policy::LeakyBucket { .. } => Self::Bucket(Bucket::EMPTY),
         }
     }
 

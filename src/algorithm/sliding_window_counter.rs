@@ -87,7 +87,10 @@ pub(super) fn check(limit: &Limit, counter: Counter, now: Micros, hits: Hits) ->
     Outcome {
         admitted,
         remaining: requests.saturating_sub(estimate_after),
-        reset_after: from_start(ticks.fits_at(after, 0)),
+        reset_after: match (after.current, after.previous) {
+            (0, 0) => Micros::ZERO,
+            _ => from_start(ticks.fits_at(after, 0)),
+        },
         retry_after: (!admitted && wanted <= requests)
             .then(|| from_start(ticks.fits_at(after, requests - wanted))),
         wait: Micros::ZERO,

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on should end")]
 
+mod algorithm;
 mod command_line;
 mod config_errors;
 mod envoy;
