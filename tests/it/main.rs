@@ -12,6 +12,7 @@ mod http;
 mod leaky_bucket;
 mod matching;
 mod memory;
+mod redis;
 mod rig;
 mod rls;
 mod store;
