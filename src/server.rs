@@ -26,6 +26,7 @@ use crate::request::Bounds;
 use crate::service::{Options, Service};
 use crate::settings::{ConfigSettings, DefaultFailureMode, Hidden, Settings};
 use crate::store::any::AnyStore;
+use crate::store::denials::Denials;
 use crate::store::memory::Memory;
 use crate::store::redis::url::{RedisUrl, StoreUrl, UrlError};
 use crate::store::redis::{Access, Redis, RedisOptions, Secret};
@@ -161,7 +162,11 @@ impl Server {
         let local = Memory::new(settings.memory_counters_max, telemetry.store());
         let store = match store_url {
             StoreUrl::Memory => AnyStore::Memory(memory.clone()),
-            StoreUrl::Redis(url) => AnyStore::Redis(Box::new(redis(url, &settings, clock.clone()))),
+            StoreUrl::Redis(url) => {
+                let redis = redis(url, &settings, clock.clone());
+                let denials = Denials::new(redis, settings.denials_max, telemetry.denials());
+                AnyStore::Redis(Box::new(denials))
+            }
         };
         let service = Arc::new(Service::new(
             config.clone(),

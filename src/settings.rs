@@ -21,6 +21,8 @@ pub const DEBUG_ADDR_DEFAULT: &str = "127.0.0.1:6070";
 pub const MEMORY_COUNTERS_MAX_DEFAULT: usize = 1_000_000;
 /// Envoy waits 20 ms for the whole answer; this leaves it half.
 pub const STORE_TIMEOUT_DEFAULT: &str = "10ms";
+/// As many clients as are ever denied at a time; some 25 MB when all are.
+pub const DENIALS_MAX_DEFAULT: usize = 100_000;
 /// Apart from whatever else is in the database.
 pub const REDIS_PREFIX_DEFAULT: &str = "comporta:";
 /// One carries whatever has queued; a second goes out while the first is on its way.
@@ -83,6 +85,10 @@ pub struct Settings {
     /// Counters that the memory store keeps at most; beyond it the least important make room
     #[arg(long, value_name = "N", env = "COMPORTA_MEMORY_COUNTERS_MAX", default_value_t = MEMORY_COUNTERS_MAX_DEFAULT)]
     pub memory_counters_max: usize,
+
+    /// Denials of Redis that are remembered until they could first be wrong; 0 asks Redis each time
+    #[arg(long, value_name = "N", env = "COMPORTA_DENIALS_MAX", default_value_t = DENIALS_MAX_DEFAULT)]
+    pub denials_max: usize,
 
     /// How long the store may take before the failure mode answers
     #[arg(long, value_name = "TIME", env = "COMPORTA_STORE_TIMEOUT", default_value = STORE_TIMEOUT_DEFAULT, value_parser = duration)]

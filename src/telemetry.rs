@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Key, KeyName, Label, Level, Metadata, Recorder, Sh
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 12] = [
+pub const METRICS: [(&str, &str); 13] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (REQUESTS, "Requests answered, by overall code."),
@@ -24,6 +24,10 @@ pub const METRICS: [(&str, &str); 12] = [
     ),
     (DECISIONS, "Descriptors decided, by domain, rule and code."),
     (HITS, "Hits asked for, by domain and rule."),
+    (
+        REMEMBERED_DENIALS,
+        "Requests denied without asking the store, which had denied before.",
+    ),
     (
         DEGRADED,
         "Requests answered without the store, by domain and failure mode.",
@@ -51,6 +55,7 @@ const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
 const DECISIONS: &str = "comporta_decisions_total";
 const HITS: &str = "comporta_hits_total";
 const DEGRADED: &str = "comporta_degraded_total";
+const REMEMBERED_DENIALS: &str = "comporta_remembered_denials_total";
 const HELD: &str = "comporta_held_replies";
 const COUNTERS: &str = "comporta_counters";
 const COUNTERS_EXPIRED: &str = "comporta_counters_expired_total";
@@ -84,6 +89,10 @@ pub struct ValueMeters(Mutex<HashMap<String, RuleMeter>>);
 
 /// How many series each metric of a rule has at most, beside that of the rule as a whole.
 pub const VALUE_SERIES_MAX: usize = 1_000;
+
+/// The metric of remembered denials.
+#[derive(Clone, Debug)]
+pub struct DenialMeter(Counter);
 
 /// The metrics of the embedded store.
 #[derive(Clone, Debug)]
@@ -180,6 +189,12 @@ impl Telemetry {
         }
     }
 
+    /// The meter of remembered denials.
+    #[must_use]
+    pub fn denials(&self) -> DenialMeter {
+        DenialMeter(counter(&self.recorder, REMEMBERED_DENIALS, vec![]))
+    }
+
     /// A configuration is in force.
     pub fn config_loaded(&self, rules: u32) {
         gauge(&self.recorder, CONFIG_RULES, vec![]).set(rules);
@@ -255,6 +270,13 @@ impl ValueMeters {
         }
         let meter = meters.entry(values.to_owned()).or_insert_with(new);
         Some(meter.clone())
+    }
+}
+
+impl DenialMeter {
+    /// A request was answered from memory.
+    pub(crate) fn answered(&self) {
+        self.0.increment(1);
     }
 }
 

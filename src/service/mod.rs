@@ -101,7 +101,9 @@ impl<S: Store> Service<S> {
         let checks = plan.checks(patience(request, hold_permit.as_ref()));
 
         let mut decision = match self.charge(&checks, now, request).await {
-            Ok(Charged { outcomes, denied }) => {
+            Ok(Charged {
+                outcomes, denied, ..
+            }) => {
                 let judged = plan.judge(&outcomes);
                 self.record(domain, request, &judged);
                 Decision::fold(domain.headers, &judged, denied)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::denials::Denials;
 use super::memory::Memory;
 use super::redis::Redis;
 use super::{Charged, Check, Store, StoreError};
@@ -12,8 +13,8 @@ use crate::algorithm::{Micros, State};
 pub enum AnyStore {
     /// The embedded one.
     Memory(Arc<Memory>),
-    /// Redis.
-    Redis(Box<Redis>),
+    /// Redis, with what it denied remembered.
+    Redis(Box<Denials<Redis>>),
 }
 
 impl Store for AnyStore {

@@ -103,7 +103,11 @@ impl Memory {
                 self.commit(&mut locked, hashes[index], check, now);
             }
         }
-        Charged { outcomes, denied }
+        Charged {
+            outcomes,
+            denied,
+            evidence: None,
+        }
     }
 
     fn commit(&self, locked: &mut Locked<'_>, hash: u64, check: &Check<'_>, now: Micros) {

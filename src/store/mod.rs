@@ -5,6 +5,7 @@
 //! that is a `Store` itself.
 
 pub mod any;
+pub mod denials;
 pub mod key;
 pub mod memory;
 pub mod redis;
@@ -54,6 +55,17 @@ pub struct Charged {
     /// Whether the request as a whole is denied; nothing was charged then, except to limits that
     /// charge denied hits.
     pub denied: bool,
+    /// What a shared store saw, if it denied.
+    pub evidence: Option<Box<Evidence>>,
+}
+
+/// What a denial was based on.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// The store's time.
+    pub now: Micros,
+    /// Each counter's state before its check.
+    pub states: SmallVec<[State; 4]>,
 }
 
 /// Why a store gave no answer.

@@ -194,7 +194,9 @@ fn refunds_and_looks_leave_no_counter_behind() {
             demand: Demand::patient(hits),
             ..check("x", &limit, 1)
         };
-        let Charged { outcomes, denied } = memory.charge_now(&[check], START);
+        let Charged {
+            outcomes, denied, ..
+        } = memory.charge_now(&[check], START);
         assert!(!denied);
         assert_eq!(outcomes[0].remaining, 5);
     }

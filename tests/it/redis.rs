@@ -345,3 +345,42 @@ async fn servers_share_their_counters_and_know_what_to_do_without() {
     let remaining = last.unwrap().limit_remaining;
     assert_eq!(remaining, 2, "Redis forgot, and counts anew");
 }
+
+/// A client that hammers costs Redis one call for each time that there is something to gain.
+#[tokio::test]
+async fn a_hammering_client_costs_redis_next_to_nothing() {
+    let rules = "
+domain: d
+failure_mode: error
+descriptors:
+  - key: bucket
+    rate_limit: {unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 1}
+  - key: three
+    rate_limit: {unit: minute, requests_per_unit: 1, algorithm: sliding_window_log}
+";
+    let redis = redis::Redis::start();
+    let redis_url = redis.url();
+    let server = start_with(rules, &["--store", &redis_url, "--store-timeout", "5s"]);
+    let mut client = server.client().await;
+    let mut passed = 0;
+    for _ in 0..10 {
+        for ask in [
+            request(&[&[("bucket", "x")]]),
+            request(&[&[("three", "x")]]),
+        ] {
+            for _ in 0..50 {
+                let answer = client.ask(ask.clone()).await.unwrap();
+                passed += usize::from(answer.overall_code == 1);
+            }
+        }
+        server.clock.advance(Micros(10 * Micros::PER_SECOND));
+    }
+    assert_eq!(passed, 10 + 2, "every ten seconds, and every minute");
+    // Each pass, and the denial after it.
+    assert_eq!(redis.calls("evalsha"), 2 * 12);
+    let (_, metrics) = crate::support::http::get(server.ports.http, "/metrics");
+    assert!(
+        metrics.contains("comporta_remembered_denials_total 976"),
+        "{metrics}"
+    );
+}

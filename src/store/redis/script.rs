@@ -10,7 +10,9 @@ use sha1::{Digest, Sha1};
 use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::{self, Algorithm, Bucket, Counter, Hits, Limit, Log, Micros, State, Window};
-use crate::store::{Charged, Check, CounterKey, Outcomes, Role, denies, is_charged, uncharged};
+use crate::store::{
+    Charged, Check, CounterKey, Evidence, Outcomes, Role, denies, is_charged, uncharged,
+};
 
 const SOURCE: &str = include_str!("script.lua");
 
@@ -256,9 +258,16 @@ impl Answer {
                 *outcome = uncharged(check.limit, state, self.now);
             }
         }
+        let evidence = self.denied.then(|| {
+            Box::new(Evidence {
+                now: self.now,
+                states,
+            })
+        });
         Ok(Charged {
             outcomes,
             denied: self.denied,
+            evidence,
         })
     }
 

@@ -1,0 +1,211 @@
+//! A layer over a shared store: what it denied is remembered here, until it could first be wrong.
+//!
+//! A denied request has charged nothing, and whatever others charge meanwhile only makes the denial last
+//! longer. So the counter's state, as the store saw it, answers for the store as long as it denies by
+//! itself: a client that hammers costs the store one call for each time that there is something to gain.
+//! Only a refund through another instance could make room earlier; one through this instance is seen.
+//!
+//! A request is answered from here only if every one of its checks is, because what is left of a limit
+//! that doesn't deny is known to the store alone.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use indexmap::IndexMap;
+
+use super::{Charged, Check, CounterKey, Evidence, Outcomes, Store, StoreError, denies};
+use crate::algorithm::{self, Algorithm, Hits, Limit, Micros, Outcome, State};
+use crate::telemetry::DenialMeter;
+
+/// Enough that two cores seldom meet.
+const SHARDS: usize = 16;
+
+/// Remembers denials of the store below.
+#[derive(Debug)]
+pub struct Denials<S> {
+    store: S,
+    shards: Box<[Mutex<Shard>]>,
+    /// Of each shard; 0 remembers nothing.
+    capacity: usize,
+    hasher: RandomState,
+    meter: DenialMeter,
+}
+
+type Shard = IndexMap<CounterKey, Denial, RandomState>;
+
+#[derive(Clone, Debug)]
+struct Denial {
+    limit: Limit,
+    hits: Hits,
+    state: State,
+    /// When the store saw that state, by its clock …
+    seen_at: Micros,
+    /// … and when it was asked, by ours: earlier, if anything.
+    asked_at: Micros,
+}
+
+impl<S: Store> Denials<S> {
+    /// Remembers at most about `denials_max` denials of `store`.
+    pub fn new(store: S, denials_max: usize, meter: DenialMeter) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self {
+            store,
+            shards,
+            capacity: denials_max.div_ceil(SHARDS),
+            hasher: RandomState::new(),
+            meter,
+        }
+    }
+
+    /// The answer, if every check is remembered to be denied.
+    fn remembered(&self, checks: &[Check<'_>], now: Micros) -> Option<Charged> {
+        let outcomes: Option<Outcomes> =
+            checks.iter().map(|check| self.denial(check, now)).collect();
+        let outcomes = outcomes?;
+        if !denies(checks, &outcomes) {
+            return None;
+        }
+        self.meter.answered();
+        Some(Charged {
+            outcomes,
+            denied: true,
+            evidence: None,
+        })
+    }
+
+    fn denial(&self, check: &Check<'_>, now: Micros) -> Option<Outcome> {
+        if !is_repeatable(check) {
+            return None;
+        }
+        let mut shard = self.shard(&check.key);
+        let denial = shard.get(&check.key)?;
+        if !denial.speaks_of(check) {
+            return None;
+        }
+        match denial.outcome(check, now) {
+            Some(outcome) if !outcome.admitted => Some(outcome),
+            _ => {
+                shard.swap_remove(&check.key);
+                None
+            }
+        }
+    }
+
+    fn remember(
+        &self,
+        checks: &[Check<'_>],
+        outcomes: &[Outcome],
+        evidence: &Evidence,
+        now: Micros,
+    ) {
+        for ((check, outcome), state) in checks.iter().zip(outcomes).zip(&evidence.states) {
+            let is_only_later = outcome.retry_after.is_some();
+            if !is_only_later || !is_repeatable(check) || has_twin(checks, check) {
+                continue;
+            }
+            let denial = Denial {
+                limit: check.limit.clone(),
+                hits: check.demand.hits,
+                state: state.clone(),
+                seen_at: evidence.now,
+                asked_at: now,
+            };
+            let mut shard = self.shard(&check.key);
+            if shard.len() >= self.capacity && !shard.contains_key(&check.key) {
+                // Any of them: whoever is forgotten costs one call, and is remembered again.
+                let index = modulo(evidence.now.0, shard.len());
+                shard.swap_remove_index(index);
+            }
+            shard.insert(check.key.clone(), denial);
+        }
+    }
+
+    /// A refund may have made room, and so may another limit of the same counter: a smaller one pulls
+    /// back what is too far ahead for it.
+    fn forget_changed(&self, checks: &[Check<'_>]) {
+        for check in checks {
+            let is_refund = matches!(check.demand.hits, Hits::Refund(_));
+            let mut shard = self.shard(&check.key);
+            let is_changed = |denial: &Denial| is_refund || denial.limit != *check.limit;
+            if shard.get(&check.key).is_some_and(is_changed) {
+                shard.swap_remove(&check.key);
+            }
+        }
+    }
+
+    fn shard(&self, key: &CounterKey) -> MutexGuard<'_, Shard> {
+        let number = modulo(self.hasher.hash_one(key), SHARDS);
+        self.shards[number]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Store> Store for Denials<S> {
+    async fn charge(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+        deadline: Micros,
+    ) -> Result<Charged, StoreError> {
+        if self.capacity == 0 {
+            return self.store.charge(checks, now, deadline).await;
+        }
+        if let Some(charged) = self.remembered(checks, now) {
+            return Ok(charged);
+        }
+        let charged = self.store.charge(checks, now, deadline).await;
+        self.forget_changed(checks);
+        let mut charged = charged?;
+        if let Some(evidence) = charged.evidence.take() {
+            self.remember(checks, &charged.outcomes, &evidence, now);
+        }
+        Ok(charged)
+    }
+
+    async fn peek(
+        &self,
+        checks: &[Check<'_>],
+        now: Micros,
+    ) -> Result<Vec<Option<State>>, StoreError> {
+        self.store.peek(checks, now).await
+    }
+}
+
+impl Denial {
+    /// Whether the state is all that the check's answer depends on. What is known of a log is what
+    /// decided about this very number of hits.
+    fn speaks_of(&self, check: &Check<'_>) -> bool {
+        let is_log = self.limit.policy().algorithm() == Algorithm::SlidingWindowLog;
+        self.limit == *check.limit && (!is_log || self.hits == check.demand.hits)
+    }
+
+    /// What the store would say, if nobody else has charged anything; none if our clock was set back.
+    fn outcome(&self, check: &Check<'_>, now: Micros) -> Option<Outcome> {
+        let passed = now.0.checked_sub(self.asked_at.0)?;
+        let store_now = Micros(self.seen_at.0.saturating_add(passed));
+        let mut state = self.state.clone();
+        state.advance(check.limit, store_now);
+        Some(algorithm::check(
+            check.limit,
+            &state,
+            store_now,
+            check.demand,
+        ))
+    }
+}
+
+/// Whether a denial of this leaves everything as it was.
+fn is_repeatable(check: &Check<'_>) -> bool {
+    !check.limit.charge_denied() && !matches!(check.demand.hits, Hits::Refund(_))
+}
+
+/// What a counter's second check was told includes what the first would have charged.
+fn has_twin(checks: &[Check<'_>], check: &Check<'_>) -> bool {
+    checks.iter().filter(|other| other.key == check.key).count() > 1
+}
+
+/// `number` brought below `size`, which is not 0.
+fn modulo(number: u64, size: usize) -> usize {
+    usize::try_from(number % size as u64).unwrap_or_default()
+}
