@@ -35,7 +35,7 @@ impl Counter {
         if self.current == 0 && self.previous == 0 {
             // Without hits, any window is as good as the current one.
             self.index = index;
-        } else if self.index + 1 == index {
+        } else if self.index.checked_add(1) == Some(index) {
             *self = Self {
                 index,
                 current: 0,

@@ -1,136 +1,8 @@
 //! What is claimed of the algorithms, claim by claim.
 
 use Algorithm::{FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
-use comporta::algorithm::{Bucket, Counter, Log, Window};
-use proptest::collection::vec;
 
 use super::*;
-
-/// The hits of the window that ends with `to`: a span that is open at its start.
-fn hits_until(to: u64, limit: &Limit, admitted: &[(u64, u64)]) -> u64 {
-    let inside = |(at, _): &&(u64, u64)| *at <= to && at + limit.window().0 > to;
-    admitted.iter().filter(inside).map(|(_, hits)| hits).sum()
-}
-
-#[test]
-fn a_fixed_window_admits_twice_its_limit_across_its_edge_and_never_more() {
-    check(&limits(&[FixedWindow]), |limit| {
-        let (edge, requests) = (limit.window().0, limit.requests().into());
-        let mut key = Key::new(limit, 0);
-        assert!(key.ask(edge - 1, charge(requests)).admitted);
-        assert!(key.ask(edge, charge(requests)).admitted);
-        assert!(!key.admits(2 * edge - 1, 1));
-    });
-    check(&histories(&[FixedWindow]), |history| {
-        let admitted = history.of_charges().admitted();
-        for (at, _) in &admitted {
-            let hits = hits_until(*at, &history.limit, &admitted);
-            assert!(hits <= 2 * u64::from(history.limit.requests()));
-        }
-    });
-}
-
-#[test]
-fn the_log_never_admits_more_than_its_limit_in_any_window() {
-    check(&histories(&[SlidingWindowLog]), |history| {
-        let admitted = history.of_charges().admitted();
-        for (at, _) in &admitted {
-            let hits = hits_until(*at, &history.limit, &admitted);
-            assert!(hits <= u64::from(history.limit.requests()));
-        }
-    });
-}
-
-/// The counter takes the p hits of the previous window for evenly spread. At e into its window the
-/// weighted part is at least p·(P−e)/P, so the c hits of the current one are at most
-/// N − p·(P−e)/P. All of p may have come late enough to lie in the span, which then holds
-/// p + c ≤ N + p·e/P: less than twice the limit.
-#[test]
-fn the_counter_admits_too_much_by_at_most_the_part_it_forgets() {
-    check(&histories(&[SlidingWindowCounter]), |history| {
-        let history = history.of_charges();
-        let (window, requests) = (history.limit.window().0, history.limit.requests());
-        let admitted = history.admitted();
-        for (at, _) in &admitted {
-            let previous: u64 = in_window_before(*at, window, &admitted);
-            let forgotten = u128::from(previous) * u128::from(at % window) / u128::from(window);
-            let hits = hits_until(*at, &history.limit, &admitted);
-            assert!(u128::from(hits) <= u128::from(requests) + forgotten);
-            assert!(hits < 2 * u64::from(requests) || previous == 0);
-        }
-    });
-}
-
-fn in_window_before(at: u64, window: u64, admitted: &[(u64, u64)]) -> u64 {
-    let before = |(other, _): &&(u64, u64)| other / window + 1 == at / window;
-    admitted.iter().filter(before).map(|(_, hits)| hits).sum()
-}
-
-/// The bound is reached: one less than twice the limit.
-#[test]
-fn the_counter_is_fooled_by_a_burst_at_the_end_of_a_window() {
-    check(&(2..1_000_u32, windows()), |(requests, window)| {
-        let limit = limit(SlidingWindowCounter, *requests, *window, 0);
-        let (edge, requests) = (limit.window().0, u64::from(*requests));
-        let mut key = Key::new(&limit, 0);
-        assert!(key.ask(edge - 1, charge(requests)).admitted);
-        let retry = key.peek(edge, charge(requests - 1)).retry_after.unwrap().0;
-        assert!(key.ask(edge + retry, charge(requests - 1)).admitted);
-        assert!(retry < edge - 1, "the first hits are not a window old");
-    });
-}
-
-/// A denial is explained by what the span holds and by the weighted part: at most p·(P−e)/P, one
-/// for rounding, and p ÷ 2^19 since the weight moves in ticks. It can be a denial too many by the
-/// whole limit, if all p came at the start of their window.
-#[test]
-fn the_counter_denies_too_much_by_at_most_the_weighted_part() {
-    check(&histories(&[SlidingWindowCounter]), |history| {
-        let history = history.of_charges();
-        let (window, requests) = (history.limit.window().0, history.limit.requests());
-        let admitted = history.admitted();
-        history.walk(|visit| {
-            let Hits::Charge(hits) = visit.demand.hits else {
-                return;
-            };
-            if !visit.outcome.admitted {
-                let until_now: Vec<_> = admitted
-                    .iter()
-                    .copied()
-                    .filter(|hit| hit.0 <= visit.now)
-                    .collect();
-                let previous = in_window_before(visit.now, window, &until_now);
-                let left = u128::from(window - visit.now % window);
-                let weighted = u128::from(previous) * left / u128::from(window);
-                let inside = hits_until(visit.now, &history.limit, &until_now);
-                let explained = weighted + u128::from(previous >> 19) + u128::from(inside + hits);
-                assert!(explained + 2 > requests.into());
-            }
-        });
-    });
-}
-
-/// Where its assumption holds, the counter counts what the log counts, or one more.
-#[test]
-fn the_counter_agrees_with_the_log_where_hits_come_evenly() {
-    let parts = (1..300_u32, windows(), 0..1_000_u64, 0..300_u64);
-    check(&parts, |&(previous, window, elapsed, current)| {
-        let keys = [SlidingWindowLog, SlidingWindowCounter].map(|algorithm| {
-            let limit = limit(algorithm, 1_000, window, 0);
-            let window = limit.window().0;
-            let mut key = Key::new(&limit, 0);
-            for hit in 0..u64::from(previous) {
-                let middle = window / u64::from(2 * previous) * (2 * hit + 1);
-                assert!(key.ask(middle, charge(1)).admitted);
-            }
-            let now = window + window / 1_000 * elapsed;
-            key.ask(now, charge(current + 1));
-            key.remaining(now)
-        });
-        let [log, counter] = keys;
-        assert!(log == counter || log == counter + 1, "{log} {counter}");
-    });
-}
 
 /// For ten periods, a request every tenth of the interval.
 ///
@@ -167,13 +39,13 @@ fn a_client_that_hammers_at_ten_times_its_rate_gets_its_rate() {
     });
 }
 
-/// `number` parts of a window cut into `parts`, rounded down.
-fn part(window: u64, number: u64, parts: u64) -> u64 {
-    let whole = u128::from(window) * u128::from(number) / u128::from(parts);
-    u64::try_from(whole).unwrap()
+/// `number` parts of a whole cut into `parts`, rounded down.
+pub(super) fn part(whole: u64, number: u64, parts: u64) -> u64 {
+    let part = u128::from(whole) * u128::from(number) / u128::from(parts);
+    u64::try_from(part).unwrap()
 }
 
-fn small_limits(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Limit> {
+pub(super) fn small_limits(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Limit> {
     let parts = (select(algorithms), 1..12_u32, windows(), 0..6_u32);
     parts.prop_map(|(algorithm, requests, window, size)| limit(algorithm, requests, window, size))
 }
@@ -219,7 +91,7 @@ fn reset_after_is_exact() {
     });
 }
 
-fn full(limit: &Limit) -> u64 {
+pub(super) fn full(limit: &Limit) -> u64 {
     match limit.policy() {
         Policy::LeakyBucket { queue } => u64::from(queue) + 1,
         _ => size(limit).0,
@@ -239,127 +111,104 @@ fn assert_answers_as_new(key: &Key, at: u64) {
     }
 }
 
-/// A bucket that never runs dry between two requests has admitted, at any time, exactly what it
-/// held at first and what has come in since: not one hit more or less, over any horizon and for
-/// every N and P.
+/// A bucket that doesn't run dry has admitted, at any time, exactly what it had room for at first
+/// and what has drained since: not one hit more or less, over any horizon, for every N and P.
 #[test]
-fn a_token_bucket_neither_exceeds_its_rate_nor_falls_short_of_it() {
-    let spans = vec(0..1_000_u64, 50);
-    check(&(limits(&[TokenBucket]), spans), |(limit, spans)| {
-        let (window, requests) = (limit.window().0, limit.requests());
-        let (burst, _) = size(limit);
-        let mut key = Key::new(limit, 0);
-        let (mut now, mut admitted) = (0, 0);
-        for span in spans {
-            let come_in = u128::from(now) * u128::from(requests) / u128::from(window);
-            let left = u128::from(key.remaining(now));
-            assert_eq!(u128::from(burst) + come_in - admitted, left);
-            if left > 0 {
-                let taken = u64::try_from(left).unwrap();
-                assert!(key.ask(now, charge(taken)).admitted);
-                admitted += left;
-            }
-            // At most until the bucket is full again.
-            let full = key.peek(now, Demand::patient(Hits::Look)).reset_after.0;
-            now += part(full, *span, 1_000);
+fn buckets_neither_exceed_their_rate_nor_fall_short_of_it() {
+    check(&limits(&[TokenBucket, LeakyBucket]), |limit| {
+        let (window, requests) = (limit.window().0, u64::from(limit.requests()));
+        let places = full(limit);
+        let hits = (places / 2).clamp(1, requests);
+        // What is still held when the hits fit again: dry is what lasts less than a microsecond.
+        let held = match limit.policy() {
+            Policy::LeakyBucket { queue } => u64::from(queue),
+            _ => places - hits,
+        };
+        if u128::from(held) * u128::from(window) < u128::from(requests) {
+            return;
+        }
+        let (mut key, mut now, mut admitted) = (Key::new(limit, 0), 0, places);
+        algorithm::charge(limit, &mut key.state, Micros(now), Hits::Charge(places));
+        for _ in 0..100 {
+            now += retry_after(&key, now, hits);
+            assert!(key.ask(now, charge(hits)).admitted);
+            admitted += hits;
+        }
+        now += retry_after(&key, now, 1);
+        let rest = key.remaining(now);
+        assert!(rest > 0 && key.ask(now, charge(rest)).admitted);
+        assert_eq!(admitted + rest, places + rate(limit, now));
+    });
+}
+
+/// How long such a demand has to wait until it is admitted.
+pub(super) fn retry_after(key: &Key, now: u64, hits: u64) -> u64 {
+    key.peek(now, charge(hits))
+        .retry_after
+        .map_or(0, |span| span.0)
+}
+
+/// The hits that come in within a span, rounded down.
+pub(super) fn rate(limit: &Limit, span: u64) -> u64 {
+    part(limit.requests().into(), span, limit.window().0)
+}
+
+/// The time that hits take, rounded up.
+pub(super) fn span(limit: &Limit, hits: u64) -> u64 {
+    let span = u128::from(hits) * u128::from(limit.window().0);
+    u64::try_from(span.div_ceil(limit.requests().into())).unwrap()
+}
+
+/// A bucket with one place runs dry at every hit, and starts anew with the next. It is as exact as
+/// its clock: the interval, rounded up to a microsecond.
+#[test]
+fn a_bucket_with_one_place_falls_short_by_less_than_a_microsecond_a_hit() {
+    let parts = (select(&[TokenBucket, LeakyBucket]), 1..u32::MAX, windows());
+    check(&parts, |&(algorithm, requests, window)| {
+        let size = u32::from(algorithm == TokenBucket);
+        let limit = limit(algorithm, requests, window, size);
+        let (mut key, mut now) = (Key::new(&limit, 0), 0);
+        for _ in 0..20 {
+            assert!(key.ask(now, charge(1)).admitted);
+            assert_eq!(retry_after(&key, now, 1), span(&limit, 1));
+            now += span(&limit, 1);
         }
     });
 }
 
-/// Each waits for its turn, and turns come one interval apart, rounded up to a microsecond once.
+/// Turn after turn the wait grows by the exact interval; what is announced is rounded up once, and
+/// not summed.
 #[test]
-fn a_leaky_bucket_lets_out_at_a_constant_pace() {
+fn a_leaky_bucket_admits_at_a_constant_pace_until_its_queue_is_full() {
     check(&limits(&[LeakyBucket]), |limit| {
-        let (window, requests) = (limit.window().0, u64::from(limit.requests()));
         let (_, queue) = size(limit);
-        let mut key = Key::new(limit, 0);
-        for turn in 0..=queue.min(100) {
-            let wait = (u128::from(turn) * u128::from(window)).div_ceil(requests.into());
-            let wait = u64::try_from(wait).unwrap();
-            if wait > 0 {
-                let impatient = Demand {
-                    hits: Hits::Charge(1),
-                    patience: Micros(wait - 1),
-                };
-                assert!(!key.peek(0, impatient).admitted);
-            }
-            let outcome = key.ask(0, charge(1));
+        let (mut key, now) = (Key::new(limit, 0), 0);
+        let skipped = queue.saturating_sub(30);
+        algorithm::charge(limit, &mut key.state, Micros(now), Hits::Charge(skipped));
+        for turn in skipped..=queue {
+            let wait = span(limit, turn);
+            assert_denied_if_impatient(&key, now, wait);
+            let outcome = key.ask(now, charge(1));
             assert!(outcome.admitted);
             assert_eq!(outcome.wait, Micros(wait));
         }
-        assert_eq!(key.admits(0, 1), queue > 100, "the queue is full");
+        assert_eq!(retry_after(&key, now, 1), span(limit, 1));
     });
 }
 
-/// A key that has nothing left has nothing left either when the clock is set back.
-#[test]
-fn a_step_back_grants_nothing() {
-    let parts = (small_limits(&Algorithm::ALL), 0..=1_000_u64, 0..1_000_u64);
-    check(&parts, |(limit, back, phase)| {
-        let window = limit.window().0;
-        let now = 10 * window + part(window, *phase, 1_000);
-        let mut key = Key::new(limit, now);
-        key.drain(now);
-        assert!(
-            !key.ask(now - part(window, *back, 1_000), charge(1))
-                .admitted
-        );
-    });
-}
-
-/// However far the clock is set back, and whatever a stored instant claims: soon there is room.
-#[test]
-fn no_step_back_locks_a_key_out() {
-    let backs = prop_oneof![0..3_u64, 0..2_000_u64];
-    let parts = (small_limits(&Algorithm::ALL), backs, 0..1_000_u64);
-    check(&parts, |(limit, back, phase)| {
-        let window = limit.window().0;
-        let now = 5_000 * window + part(window, *phase, 1_000);
-        let mut key = Key::new(limit, now);
-        key.drain(now);
-        let now = now - back * window;
-        let (most, queue) = size(limit);
-        let fills = (most + queue) * window / u64::from(limit.requests());
-        let soon = 3 * window.max(fills);
-        let Some(retry) = key.ask(now, charge(1)).retry_after else {
-            return;
+fn assert_denied_if_impatient(key: &Key, now: u64, wait: u64) {
+    let ask = |patience| {
+        let demand = Demand {
+            hits: Hits::Charge(1),
+            patience: Micros(patience),
         };
-        assert!(retry.0 <= soon);
-        assert!(key.admits(now + retry.0, 1));
-    });
-}
-
-#[test]
-fn an_absurd_instant_is_pulled_back() {
-    check(&small_limits(&Algorithm::ALL), |limit| {
-        let (window, absurd) = (limit.window().0, 1 << 52);
-        let requests = u64::from(limit.requests());
-        let mut key = Key::new(limit, 0);
-        key.state = match limit.policy().algorithm() {
-            FixedWindow => State::Window(Window {
-                index: absurd / window,
-                count: requests,
-            }),
-            SlidingWindowCounter => State::Counter(Counter {
-                index: absurd / window,
-                current: requests,
-                previous: requests,
-            }),
-            SlidingWindowLog => {
-                State::Log(Box::new(Log::from_entries([(Micros(absurd), requests)])))
-            }
-            TokenBucket | LeakyBucket => State::Bucket(Bucket {
-                tat: Micros(absurd),
-                fraction: 0,
-            }),
-        };
-        let outcome = key.ask(window, charge(1));
-        assert!(!outcome.admitted);
-        let retry = outcome.retry_after.unwrap().0;
-        let (most, queue) = size(limit);
-        assert!(retry <= 3 * window.max((most + queue) * window / requests));
-        assert!(key.admits(window + retry, 1));
-    });
+        key.peek(now, demand)
+    };
+    assert!(ask(wait).admitted);
+    if wait > 0 {
+        assert!(!ask(wait - 1).admitted);
+        assert_eq!(ask(wait - 1).retry_after, Some(Micros(1)));
+    }
 }
 
 #[test]
@@ -384,7 +233,7 @@ fn a_refund_never_makes_more_than_full() {
         history.walk(|visit| {
             assert!(visit.outcome.remaining <= full);
             let mut key = visit.after.clone();
-            // Two counts may have been pushed to the top by charged denials.
+            // Charged denials may have filled two windows to the brim.
             key.ask(visit.now, Demand::patient(Hits::Refund(COUNT_MAX)));
             for hits in [COUNT_MAX, 1] {
                 let outcome = key.ask(visit.now, Demand::patient(Hits::Refund(hits)));
@@ -401,6 +250,8 @@ fn looking_charges_nothing_and_tells_the_truth() {
     check(&histories(&Algorithm::ALL), |history| {
         history.walk(|visit| {
             let mut key = visit.after.clone();
+            key.state.advance(&key.limit, Micros(visit.now));
+            let before = key.state.clone();
             let look = Demand {
                 hits: Hits::Look,
                 ..visit.demand
@@ -412,9 +263,42 @@ fn looking_charges_nothing_and_tells_the_truth() {
             let outcome = key.ask(visit.now, look);
             assert_eq!(outcome.admitted, key.peek(visit.now, one).admitted);
             assert_eq!(outcome.wait, Micros::ZERO);
-            assert_eq!(key.peek(visit.now, one), visit.after.peek(visit.now, one));
+            assert_eq!(key.state, before);
         });
     });
+}
+
+#[test]
+fn counts_saturate() {
+    for algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, u32::MAX, (Unit::Day, 1), u32::MAX).charging_denied(true);
+        let (mut key, now) = (Key::new(&limit, 0), 0);
+        // More than 64 bits hold.
+        for _ in 0..5_000 {
+            let outcome = key.ask(now, charge(COUNT_MAX));
+            assert!(!outcome.admitted && outcome.retry_after.is_none());
+            assert_eq!(outcome.remaining, 0);
+        }
+        assert!(key.admits(now + 3 * limit.window().0, 1), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn a_limit_of_nothing_admits_nothing() {
+    for algorithm in Algorithm::ALL {
+        let policy = limit(algorithm, 1, (Unit::Second, 1), 1).policy();
+        let limit = Limit::new(policy, 0, Unit::Second, 1).unwrap();
+        let mut key = Key::new(&limit, 0);
+        for (hits, is_admitted) in [
+            (Hits::Charge(1), false),
+            (Hits::Look, false),
+            (Hits::Refund(1), true),
+        ] {
+            let outcome = key.ask(0, Demand::patient(hits));
+            assert_eq!(outcome.admitted, is_admitted);
+            assert_eq!((outcome.remaining, outcome.retry_after), (0, None));
+        }
+    }
 }
 
 /// The README's picture: ten a minute, and a client that was quiet and then asks every millisecond of
