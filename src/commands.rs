@@ -50,7 +50,7 @@ pub(crate) struct ExplainArgs {
     entries: Vec<(String, String)>,
 }
 
-fn entry(text: &str) -> Result<(String, String), String> {
+pub(crate) fn entry(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some(("", _)) | None => Err(format!("`{text}` is no entry; write key=value")),
         Some((key, value)) => Ok((key.to_owned(), value.to_owned())),

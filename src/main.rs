@@ -9,6 +9,7 @@ use comporta::clock::Clock;
 use comporta::settings::{LogFormat, Settings};
 
 mod commands;
+mod counters;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -31,6 +32,9 @@ enum Command {
     Check(commands::CheckArgs),
     /// Says how a request would be decided, and why; charges nothing
     Explain(commands::ExplainArgs),
+    /// Reads or resets the counters of a running server, through its debug port
+    #[command(subcommand)]
+    Counters(counters::Action),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Some(Command::Serve(settings)) => serve(*settings),
         Some(Command::Check(args)) => commands::check(&args),
         Some(Command::Explain(args)) => commands::explain(args),
+        Some(Command::Counters(action)) => counters::run(&action),
     }
 }
 

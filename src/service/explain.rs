@@ -118,6 +118,33 @@ impl<S: Store> Service<S> {
     }
 }
 
+/// What a reset did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Reset {
+    /// The counters that a request like this is counted by.
+    pub counters: Vec<String>,
+    /// How many of them there were.
+    pub reset: usize,
+}
+
+impl<S: Store> Service<S> {
+    /// Forgets the counters that `request` is counted by.
+    pub async fn reset(&self, request: &Request) -> Result<Reset, Refusal> {
+        let config = self.config.current();
+        let mut keys = Vec::new();
+        if let Some(domain) = config.domain(&request.domain) {
+            let overrides = Overrides::of(domain, request)?;
+            let plan = Plan::new(domain, request, &overrides);
+            keys.extend(plan.checks(Micros::MAX).into_iter().map(|check| check.key));
+        }
+        let counters: Vec<_> = keys.iter().map(ToString::to_string).collect();
+        let reset = self.store.reset(&keys).await;
+        let reset = reset.map_err(Refusal::Unavailable)?;
+        tracing::info!(?counters, reset, "counters reset");
+        Ok(Reset { counters, reset })
+    }
+}
+
 fn explain_descriptor(
     domain: &Domain,
     subject: &Subject<'_>,

@@ -16,7 +16,7 @@ use crate::request::{InvalidRequest, Request};
 use crate::response::{Code, Decision};
 use crate::store::{Charged, Check, Store, StoreError};
 use crate::telemetry::Telemetry;
-pub use explain::Explanation;
+pub use explain::{Explanation, Reset};
 use plan::{Overrides, Plan};
 
 /// A reply is never held longer, whatever the caller would put up with.

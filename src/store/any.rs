@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::denials::Denials;
 use super::memory::Memory;
 use super::redis::Redis;
-use super::{Charged, Check, Store, StoreError};
+use super::{Charged, Check, CounterKey, Store, StoreError};
 use crate::algorithm::{Micros, State};
 
 /// One of the stores.
@@ -38,6 +38,13 @@ impl Store for AnyStore {
         match self {
             Self::Memory(store) => store.peek(checks, now).await,
             Self::Redis(store) => store.peek(checks, now).await,
+        }
+    }
+
+    async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
+        match self {
+            Self::Memory(store) => store.reset(keys).await,
+            Self::Redis(store) => store.reset(keys).await,
         }
     }
 }

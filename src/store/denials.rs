@@ -170,6 +170,14 @@ impl<S: Store> Store for Denials<S> {
     ) -> Result<Vec<Option<State>>, StoreError> {
         self.store.peek(checks, now).await
     }
+
+    async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
+        let reset = self.store.reset(keys).await;
+        for key in keys {
+            self.shard(key).swap_remove(key);
+        }
+        reset
+    }
 }
 
 impl Denial {

@@ -148,12 +148,6 @@ impl Memory {
             .map(|number| (number, lock(&self.shards[number])))
             .collect()
     }
-
-    /// Forgets the counter; true if there was one.
-    pub fn reset(&self, key: &CounterKey) -> bool {
-        let hash = table::hash(&self.hasher, key.as_bytes());
-        lock(&self.shards[shard(hash)]).remove(hash, key.as_bytes())
-    }
 }
 
 impl Store for Memory {
@@ -179,6 +173,14 @@ impl Store for Memory {
             Some(state)
         };
         Ok(checks.iter().map(peek).collect())
+    }
+
+    async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
+        let reset = |key: &&CounterKey| {
+            let hash = table::hash(&self.hasher, key.as_bytes());
+            lock(&self.shards[shard(hash)]).remove(hash, key.as_bytes())
+        };
+        Ok(keys.iter().filter(reset).count())
     }
 }
 

@@ -118,6 +118,9 @@ pub trait Store: Send + Sync + 'static {
         checks: &[Check<'_>],
         now: Micros,
     ) -> impl Future<Output = Result<Vec<Option<State>>, StoreError>> + Send;
+
+    /// Forgets the counters; says how many there were.
+    fn reset(&self, keys: &[CounterKey]) -> impl Future<Output = Result<usize, StoreError>> + Send;
 }
 
 impl<S: Store> Store for Arc<S> {
@@ -136,6 +139,10 @@ impl<S: Store> Store for Arc<S> {
         now: Micros,
     ) -> impl Future<Output = Result<Vec<Option<State>>, StoreError>> + Send {
         S::peek(self, checks, now)
+    }
+
+    fn reset(&self, keys: &[CounterKey]) -> impl Future<Output = Result<usize, StoreError>> + Send {
+        S::reset(self, keys)
     }
 }
 

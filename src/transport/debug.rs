@@ -8,6 +8,7 @@ use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use serde::Serialize;
 
 use super::http::{json_response, refused};
 use super::json;
@@ -40,13 +41,15 @@ pub fn router<S: Store>(
         .route("/", get(index))
         .route("/rlconfig", get(rlconfig::<S>))
         .route("/explain", get(explain_query::<S>).post(explain_body::<S>))
+        .route("/counters", get(counters::<S>).delete(reset::<S>))
         .layer(DefaultBodyLimit::max(message_max))
         .with_state(port)
 }
 
 async fn index() -> &'static str {
     "/rlconfig                      the rules in force\n\
-     /explain?domain=D&key=value    how a request would be decided, and why (or POST it, as to /json)\n"
+     /explain?domain=D&key=value    how a request would be decided, and why (or POST it, as to /json)\n\
+     /counters?domain=D&key=value   what counts at present; DELETE it to count anew\n"
 }
 
 async fn rlconfig<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
@@ -54,11 +57,61 @@ async fn rlconfig<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
     (headers, report::table(&port.config.current())).into_response()
 }
 
-/// One descriptor: each parameter but `domain` is an entry, in order.
 async fn explain_query<S: Store>(
     State(port): State<Arc<Port<S>>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
+    explain(&port, asked(parameters, port.bounds)).await
+}
+
+async fn explain_body<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Response {
+    explain(&port, json::read(&body, port.bounds)).await
+}
+
+async fn explain<S: Store>(port: &Port<S>, request: Result<Request, InvalidRequest>) -> Response {
+    match request {
+        Ok(request) => answer(port.service.explain(&request).await),
+        Err(invalid) => refused(&Refusal::Invalid(invalid)),
+    }
+}
+
+async fn counters<S: Store>(
+    State(port): State<Arc<Port<S>>>,
+    Query(parameters): Query<Vec<(String, String)>>,
+) -> Response {
+    let explained = match asked(parameters, port.bounds) {
+        Ok(request) => port.service.explain(&request).await,
+        Err(invalid) => Err(Refusal::Invalid(invalid)),
+    };
+    let limits = explained.map(|explanation| {
+        let descriptors = explanation.descriptors.into_iter();
+        descriptors
+            .flat_map(|descriptor| descriptor.limits)
+            .collect::<Vec<_>>()
+    });
+    answer(limits)
+}
+
+async fn reset<S: Store>(
+    State(port): State<Arc<Port<S>>>,
+    Query(parameters): Query<Vec<(String, String)>>,
+) -> Response {
+    match asked(parameters, port.bounds) {
+        Ok(request) => answer(port.service.reset(&request).await),
+        Err(invalid) => refused(&Refusal::Invalid(invalid)),
+    }
+}
+
+fn answer(result: Result<impl Serialize, Refusal>) -> Response {
+    match result.map(|answer| serde_json::to_vec_pretty(&answer)) {
+        Ok(Ok(body)) => json_response(StatusCode::OK, body),
+        Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        Err(refusal) => refused(&refusal),
+    }
+}
+
+/// One descriptor: each parameter but `domain` is an entry, in order.
+fn asked(parameters: Vec<(String, String)>, bounds: Bounds) -> Result<Request, InvalidRequest> {
     let mut domain = String::new();
     let mut entries = Vec::new();
     for (key, value) in parameters {
@@ -68,25 +121,7 @@ async fn explain_query<S: Store>(
             entries.push((key, value));
         }
     }
-    explain(&port, one_descriptor(domain, entries, port.bounds)).await
-}
-
-async fn explain_body<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Response {
-    explain(&port, json::read(&body, port.bounds)).await
-}
-
-async fn explain<S: Store>(port: &Port<S>, request: Result<Request, InvalidRequest>) -> Response {
-    let explanation = match request {
-        Ok(request) => port.service.explain(&request).await,
-        Err(invalid) => Err(Refusal::Invalid(invalid)),
-    };
-    match explanation {
-        Ok(explanation) => match serde_json::to_vec_pretty(&explanation) {
-            Ok(body) => json_response(StatusCode::OK, body),
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-        },
-        Err(refusal) => refused(&refusal),
-    }
+    one_descriptor(domain, entries, bounds)
 }
 
 /// A request of one descriptor and one hit.

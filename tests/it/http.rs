@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::http::{get, post};
+use crate::support::http::{delete, get, post};
 use crate::support::server::{start, start_with};
 
 const RULES: &str = "
@@ -189,4 +189,33 @@ fn rlconfig_shows_the_rules_in_force() {
     ] {
         assert!(body.contains(part), "{part} is not in\n{body}");
     }
+}
+
+#[test]
+fn counters_are_read_and_reset() {
+    let server = start(RULES);
+    for _ in 0..3 {
+        server.post_json(ANN);
+    }
+    assert_eq!(server.post_json(ANN).0, 429);
+    let (status, body) = get(server.ports.debug, "/counters?domain=d&user=ann");
+    assert_eq!(status, 200);
+    let counters: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(counters[0]["counter"], "d:user=ann:fixed60");
+    assert_eq!(
+        (&counters[0]["count"], &counters[0]["remaining"]),
+        (&json!(2), &json!(0))
+    );
+
+    let (status, body) = delete(server.ports.debug, "/counters?domain=d&user=ann");
+    assert_eq!(status, 200);
+    let reset: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        reset,
+        json!({"counters": ["d:user=ann:fixed60"], "reset": 1})
+    );
+    assert_eq!(server.post_json(ANN).0, 200);
+    let (status, body) = delete(server.ports.debug, "/counters?user=ann");
+    assert_eq!(status, 400);
+    assert!(body.starts_with("the domain is empty"), "{body}");
 }

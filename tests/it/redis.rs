@@ -384,3 +384,49 @@ descriptors:
         "{metrics}"
     );
 }
+
+/// Through Redis and the command line; what was remembered to be denied is forgotten with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_reads_and_resets_counters() {
+    let rules = "
+domain: d
+failure_mode: error
+descriptors:
+  - key: k
+    rate_limit:
+      - {unit: day, requests_per_unit: 1, algorithm: sliding_window_log}
+      - {unit: day, requests_per_unit: 1, algorithm: token_bucket}
+      - {unit: day, requests_per_unit: 1, algorithm: sliding_window_counter}
+      - {unit: day, requests_per_unit: 1, algorithm: leaky_bucket}
+      - {unit: day, requests_per_unit: 1, algorithm: fixed_window}
+";
+    let redis = redis::Redis::start();
+    let redis_url = redis.url();
+    let server = start_with(rules, &["--store", &redis_url, "--store-timeout", "5s"]);
+    let debug_addr = server.ports.debug.to_string();
+    let operate = |action: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_comporta"));
+        command.args([
+            "counters",
+            action,
+            "--debug-addr",
+            &debug_addr,
+            "--domain",
+            "d",
+            "k=a&b",
+        ]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let mut client = server.client().await;
+    let ask = request(&[&[("k", "a&b")]]);
+    let mut codes = Vec::new();
+    for _ in 0..3 {
+        codes.push(client.ask(ask.clone()).await.unwrap().overall_code);
+    }
+    assert_eq!(codes, [1, 2, 2]);
+    assert_eq!(operate("get").matches("\"count\": 1").count(), 5);
+    assert!(operate("reset").contains("\"reset\": 5"));
+    assert_eq!(client.ask(ask).await.unwrap().overall_code, 1);
+}

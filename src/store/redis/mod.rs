@@ -15,12 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use batch::{Lane, LaneOptions};
+use bb8::ManageConnection;
+use error::store_error;
 use pool::Manager;
 pub use pool::{Access, Secret};
 use script::{Answer, Ask};
 use url::RedisUrl;
 
-use super::{Charged, Check, Store, StoreError};
+use super::{Charged, Check, CounterKey, Store, StoreError};
 use crate::algorithm::{Demand, Hits, Micros, State};
 use crate::clock::Clock;
 
@@ -81,6 +83,15 @@ impl Redis {
         }
     }
 
+    fn manager(&self) -> Manager {
+        Manager::new(
+            self.url.clone(),
+            self.access.clone(),
+            self.lanes.connect_timeout,
+            self.round_trip_timeout,
+        )
+    }
+
     /// This runtime's lane.
     fn lane(&self) -> Lane {
         thread_local! {
@@ -91,13 +102,7 @@ impl Redis {
             if let Some((_, lane)) = lanes.iter().find(|(id, _)| *id == self.id) {
                 return lane.clone();
             }
-            let manager = Manager::new(
-                self.url.clone(),
-                self.access.clone(),
-                self.lanes.connect_timeout,
-                self.round_trip_timeout,
-            );
-            let lane = Lane::start(manager, &self.lanes);
+            let lane = Lane::start(self.manager(), &self.lanes);
             lanes.push((self.id, lane.clone()));
             lane
         })
@@ -138,6 +143,20 @@ impl Store for Redis {
         let answer = self.ask(Ask::new(&looks), PEEK_DEADLINE).await?;
         let states = answer.states(checks).map_err(|_| nonsense())?;
         Ok(states.into_iter().map(Some).collect())
+    }
+
+    /// On a connection of its own: operators do this, now and then.
+    async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let mut delete = redis::cmd("DEL");
+        for key in keys {
+            delete.arg([&self.lanes.prefix, key.as_bytes()].concat());
+        }
+        let mut link = self.manager().connect().await?;
+        let deleted = delete.query_async(&mut link.connection).await;
+        deleted.map_err(|error| store_error(&error))
     }
 }
 

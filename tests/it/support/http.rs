@@ -34,6 +34,12 @@ pub(crate) fn post(addr: SocketAddr, path: &str, body: &[u8]) -> (u16, String) {
     (response.status, response.body)
 }
 
+/// `DELETE`: status and body.
+pub(crate) fn delete(addr: SocketAddr, path: &str) -> (u16, String) {
+    let response = send(addr, "DELETE", path, &[], b"");
+    (response.status, response.body)
+}
+
 /// Any request; the values of its headers are bytes.
 pub(crate) fn send(
     addr: SocketAddr,
