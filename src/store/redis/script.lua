@@ -56,15 +56,21 @@ end
 -- what the answer is made of; `save` it.
 local algorithms = {}
 
+local function read_window(check)
+  check.hits, check.requests, check.window = next_number(), next_number(), next_number()
+end
+
+local function nothing() end
+
 -- A limit of zero requests, which needs no counter.
 algorithms.z = {
-  read = function() end,
+  read = nothing,
   load = function() return {} end,
-  advance = function() end,
+  advance = nothing,
   admits = function(check) return check.direction == REFUND end,
-  charge = function() end,
-  push = function() end,
-  save = function() end,
+  charge = nothing,
+  push = nothing,
+  save = nothing,
 }
 
 -- fixed_window: one integer, (index mod 2^16) * 2^37 + count. The key is gone long before the index
@@ -75,11 +81,7 @@ local COUNTS = 2 ^ 37
 local BEHIND_MAX = 500
 
 algorithms.f = {
-  read = function(check)
-    check.hits = next_number()
-    check.requests = next_number()
-    check.window = next_number()
-  end,
+  read = read_window,
   load = function(key, check)
     local current = floor(now / check.window)
     local value = tonumber(call('GET', key))
@@ -135,11 +137,8 @@ algorithms.f = {
 -- sliding_window_counter: index, current and previous count, as text.
 algorithms.c = {
   read = function(check)
-    check.hits = next_number()
-    check.requests = next_number()
-    check.window = next_number()
-    check.tick = next_number()
-    check.ticks = next_number()
+    read_window(check)
+    check.tick, check.ticks = next_number(), next_number()
   end,
   load = function(key, check)
     local value = call('GET', key)
@@ -147,12 +146,8 @@ algorithms.c = {
       return {index = floor(now / check.window), count = 0, previous = 0}
     end
     local index, count, previous = match(value, '^(%d+) (%d+) (%d+)$')
-    return {
-      index = tonumber(index),
-      count = tonumber(count),
-      previous = tonumber(previous),
-      is_saved = true,
-    }
+    index, count, previous = tonumber(index), tonumber(count), tonumber(previous)
+    return {index = index, count = count, previous = previous, is_saved = true}
   end,
   advance = function(check, state)
     local current = floor(now / check.window)
@@ -221,11 +216,7 @@ local function log_at(key, position)
 end
 
 algorithms.l = {
-  read = function(check)
-    check.hits = next_number()
-    check.requests = next_number()
-    check.window = next_number()
-  end,
+  read = read_window,
   load = function(key, check)
     local newest = log_at(key, -1)
     return {key = key, total = newest and call('LLEN', key) or 0, newest = newest or 0}
