@@ -185,8 +185,7 @@ impl Decision {
         self.metadata.insert("degraded".into(), json!(true));
         self.metadata
             .insert("failure_mode".into(), json!(mode.name()));
-        self.metadata
-            .insert("reason".into(), json!(error.to_string()));
+        self.metadata.insert("reason".into(), json!(error.reason()));
         self
     }
 

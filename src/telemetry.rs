@@ -30,7 +30,7 @@ pub const METRICS: [(&str, &str); 13] = [
     ),
     (
         DEGRADED,
-        "Requests answered without the store, by domain and failure mode.",
+        "Requests answered without the store, by domain, failure mode and reason.",
     ),
     (
         HELD,
@@ -220,10 +220,11 @@ impl Telemetry {
     }
 
     /// A request was answered by the failure mode.
-    pub fn degraded(&self, domain: &str, mode: &'static str) {
+    pub fn degraded(&self, domain: &str, mode: &'static str, reason: &'static str) {
         let labels = vec![
             Label::new("domain", domain.to_owned()),
             Label::new("mode", mode),
+            Label::new("reason", reason),
         ];
         counter(&self.recorder, DEGRADED, labels).increment(1);
     }

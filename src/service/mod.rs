@@ -144,7 +144,8 @@ impl<S: Store> Service<S> {
         error: StoreError,
     ) -> Result<Decision, Refusal> {
         let mode = plan.failure_mode(domain, self.options.failure_mode);
-        self.telemetry.degraded(&domain.name, mode.name());
+        self.telemetry
+            .degraded(&domain.name, mode.name(), error.reason());
         let decision = match self.fallback.answer(mode, checks, now) {
             Answer::Uncounted { denied } => Decision::without_store(&plan.judge(&[]), denied),
             Answer::Local(charged) => {

@@ -323,6 +323,9 @@ async fn servers_share_their_counters_and_know_what_to_do_without() {
     let closed = client.ask(request(&[&[("k", "x")]])).await.unwrap();
     assert_eq!(closed.overall_code, 2);
     assert!(closed.statuses[0].current_limit.is_none());
+    let (_, metrics) = crate::support::http::get(servers[0].ports.http, "/metrics");
+    let counted = r#"degraded_total{domain="d",mode="closed",reason="unreachable"} 1"#;
+    assert!(metrics.contains(counted), "{metrics}");
     let open = client.ask(request(&[&[("open", "x")]])).await.unwrap();
     assert_eq!(open.overall_code, 1);
     redis.restart();
