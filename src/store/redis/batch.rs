@@ -168,7 +168,7 @@ impl Worker {
         for argument in &call.arguments {
             match argument {
                 Argument::Number(number) => command.arg(number),
-                Argument::Letter(letter) => command.arg(letter),
+                Argument::Question(question) => command.arg(question),
             };
         }
         command

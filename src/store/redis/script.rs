@@ -4,6 +4,7 @@
 //! same [`algorithm::check`] that the embedded store uses. Only whether a check is admitted, and what
 //! is charged, is written twice, and a property test holds the two together.
 
+use std::fmt::Write;
 use std::sync::LazyLock;
 
 use sha1::{Digest, Sha1};
@@ -14,7 +15,15 @@ use crate::store::{
     Charged, Check, CounterKey, Evidence, Outcomes, Role, denies, is_charged, uncharged,
 };
 
-const SOURCE: &str = include_str!("script.lua");
+/// A file for each part; the algorithms are those of `crate::algorithm`.
+const SOURCE: &str = concat!(
+    include_str!("script/prelude.lua"),
+    include_str!("script/fixed_window.lua"),
+    include_str!("script/sliding_window_counter.lua"),
+    include_str!("script/sliding_window_log.lua"),
+    include_str!("script/buckets.lua"),
+    include_str!("script/decide.lua"),
+);
 
 /// The command that makes a server know the script.
 pub(super) fn load() -> redis::Cmd {
@@ -38,13 +47,13 @@ pub struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct AskedCheck {
     key: CounterKey,
-    /// 0 hard, 1 shadow, 2 and up the number of a quota.
-    role: u64,
-    charge_denied: bool,
-    direction: u64,
-    algorithm: &'static str,
-    numbers: SmallVec<[u64; 11]>,
+    algorithm: Letter,
+    /// What is asked, as the script reads it. Apart from the key, so that it is read once for many.
+    question: String,
 }
+
+/// An algorithm, as the script names it.
+type Letter = &'static str;
 
 /// The arguments of one call, built up ask by ask.
 #[derive(Debug, Default)]
@@ -52,16 +61,16 @@ pub struct Call<'a> {
     /// Every counter once.
     pub keys: Vec<&'a [u8]>,
     /// What is asked about them.
-    pub arguments: Vec<Argument>,
+    pub arguments: Vec<Argument<'a>>,
 }
 
 /// An argument of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Argument {
-    /// Most are numbers.
+pub enum Argument<'a> {
+    /// Time, counts, and numbers of keys.
     Number(u64),
-    /// The letter of an algorithm.
-    Letter(&'static str),
+    /// What is asked.
+    Question(&'a str),
 }
 
 /// An answer that makes no sense, which only a script that isn't ours could give.
@@ -101,27 +110,35 @@ impl Ask {
 impl AskedCheck {
     fn new(check: &Check<'_>) -> Self {
         let (algorithm, numbers) = numbers(check);
+        let role = match check.role {
+            Role::Hard => 0,
+            Role::Shadow => 1,
+            Role::Quota(number) => 2 + number,
+        };
+        let direction = match check.demand.hits {
+            Hits::Look => 0,
+            Hits::Charge(_) => 1,
+            Hits::Refund(_) => 2,
+        };
+        let charge_denied = u8::from(check.limit.charge_denied());
+        let mut question = String::with_capacity(QUESTION_LENGTH);
+        let _infallible = write!(question, "{algorithm} {role} {charge_denied} {direction}");
+        for number in numbers {
+            let _infallible = write!(question, " {number}");
+        }
         Self {
             key: check.key.clone(),
-            role: match check.role {
-                Role::Hard => 0,
-                Role::Shadow => 1,
-                Role::Quota(number) => 2 + number as u64,
-            },
-            charge_denied: check.limit.charge_denied(),
-            direction: match check.demand.hits {
-                Hits::Look => 0,
-                Hits::Charge(_) => 1,
-                Hits::Refund(_) => 2,
-            },
             algorithm,
-            numbers,
+            question,
         }
     }
 }
 
-/// The algorithm's letter and its numbers, as `script.lua` reads them.
-fn numbers(check: &Check<'_>) -> (&'static str, SmallVec<[u64; 11]>) {
+/// Most are shorter.
+const QUESTION_LENGTH: usize = 96;
+
+/// The algorithm's letter and its numbers, as the script reads them.
+fn numbers(check: &Check<'_>) -> (Letter, SmallVec<[u64; 11]>) {
     let limit = check.limit;
     if limit.requests() == 0 {
         return ("z", SmallVec::new());
@@ -148,7 +165,11 @@ fn numbers(check: &Check<'_>) -> (&'static str, SmallVec<[u64; 11]>) {
                 terms.capacity,
                 terms.most,
             ] {
-                numbers.extend([whole, u64::from(fraction)]);
+                numbers.push(whole);
+                // Of a denominator of 1 there are no fractions.
+                if terms.denominator > 1 {
+                    numbers.push(u64::from(fraction));
+                }
             }
             ("b", numbers)
         }
@@ -175,21 +196,13 @@ impl<'a> Call<'a> {
     }
 
     fn push(&mut self, ask: &'a Ask) {
-        let number = Argument::Number;
         let count = ask.checks.len() as u64;
-        self.arguments
-            .extend([number(count), number(u64::from(ask.has_twins))]);
+        let header = 2 * count + u64::from(ask.has_twins);
+        self.arguments.push(Argument::Number(header));
         for check in &ask.checks {
             let key = self.key_number(check.key.as_bytes());
-            self.arguments.extend([
-                number(key),
-                number(check.role),
-                number(u64::from(check.charge_denied)),
-                number(check.direction),
-                Argument::Letter(check.algorithm),
-            ]);
-            self.arguments
-                .extend(check.numbers.iter().map(|&n| number(n)));
+            self.arguments.push(Argument::Number(key));
+            self.arguments.push(Argument::Question(&check.question));
         }
     }
 
