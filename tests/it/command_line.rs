@@ -66,10 +66,15 @@ fn settings_that_make_no_sense_exit_with_64() {
             "[possible values: open, closed, local, error]",
         ),
         (["--confg", "x"], "a similar argument exists: '--config'"),
+        (
+            ["--store", "mongodb://u:secret@h"],
+            "--store: `mongodb` is no kind of store; write memory, redis://",
+        ),
     ] {
         let (code, _, stderr) = output(comporta().args(arguments));
         assert_eq!(code, Some(64), "{stderr}");
         assert!(stderr.contains(complaint), "{stderr}");
+        assert!(!stderr.contains("secret"), "{stderr}");
     }
 }
 
