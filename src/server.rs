@@ -356,8 +356,12 @@ async fn bind(what: &'static str, addr: SocketAddr) -> Result<TcpListener, Serve
         .map_err(|source| ServeError::Bind { what, addr, source })
 }
 
-/// Says at start what each domain will do without its store: the time to read it is now.
+/// Says at start what each domain will do without its store, and what is odd about the rules: the time
+/// to read it is now.
 fn log_domains(config: &Config, default: FailureMode) {
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     for domain in config.domains() {
         let mode = domain.failure_mode.unwrap_or(default);
         tracing::info!(

@@ -1,5 +1,9 @@
 //! The HTTP port and the debug port.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 
 use crate::support::http::{delete, get, post};
@@ -218,4 +222,27 @@ fn counters_are_read_and_reset() {
     let (status, body) = delete(server.ports.debug, "/counters?user=ann");
     assert_eq!(status, 400);
     assert!(body.starts_with("the domain is empty"), "{body}");
+}
+
+/// Any body at all, and bodies that are nearly right.
+#[test]
+fn no_body_does_harm() {
+    let server = start(RULES);
+    let damaged = (any::<Index>(), any::<u8>()).prop_map(|(place, byte)| {
+        let mut body = ANN.as_bytes().to_vec();
+        let place = place.index(body.len());
+        body[place] = byte;
+        body
+    });
+    let bodies = prop_oneof![vec(any::<u8>(), 0..200), damaged];
+    let config = ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let ran = TestRunner::new(config).run(&bodies, |body| {
+        let (status, _) = post(server.ports.http, "/json", &body);
+        prop_assert!([200, 400, 429].contains(&status), "{status}");
+        Ok(())
+    });
+    ran.unwrap();
 }
