@@ -189,6 +189,13 @@ impl Decision {
         self
     }
 
+    /// The same answer, saying that its counters were not charged as one.
+    #[must_use]
+    pub fn split(mut self) -> Self {
+        self.metadata.insert("split".into(), json!(true));
+        self
+    }
+
     fn uncounted(descriptors: usize, code: impl Fn(usize) -> Code) -> Self {
         let status = |index| Status {
             code: code(index),

@@ -68,7 +68,8 @@ pub struct Settings {
     pub config: ConfigSettings,
 
     /// Where counters live: memory (in this process), `redis://[user[:password]@]host[:port][/database]`,
-    /// rediss:// (TLS), `redis+unix:///path`, `redis-sentinel://host,host,host/primary`
+    /// rediss:// (TLS), `redis+unix:///path`, `redis-sentinel://host,host,host/primary`,
+    /// `redis-cluster://host,host,host`
     #[arg(
         long,
         value_name = "URL",

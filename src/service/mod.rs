@@ -102,11 +102,15 @@ impl<S: Store> Service<S> {
 
         let mut decision = match self.charge(&checks, now, request).await {
             Ok(Charged {
-                outcomes, denied, ..
+                outcomes,
+                denied,
+                split,
+                ..
             }) => {
                 let judged = plan.judge(&outcomes);
                 self.record(domain, request, &judged);
-                Decision::fold(domain.headers, &judged, denied)
+                let decision = Decision::fold(domain.headers, &judged, denied);
+                if split { decision.split() } else { decision }
             }
             Err(error) => self.without_store(domain, request, &plan, &checks, now, error)?,
         };

@@ -70,6 +70,7 @@ impl<S: Store> Denials<S> {
             outcomes,
             denied: true,
             evidence: None,
+            split: false,
         })
     }
 
@@ -121,10 +122,10 @@ impl<S: Store> Denials<S> {
     }
 
     /// A refund may have made room, and so may another limit of the same counter: a smaller one pulls
-    /// back what is too far ahead for it.
-    fn forget_changed(&self, checks: &[Check<'_>]) {
+    /// back what is too far ahead for it. What a request gave back may have denied others meanwhile.
+    fn forget_changed(&self, checks: &[Check<'_>], is_given_back: bool) {
         for check in checks {
-            let is_refund = matches!(check.demand.hits, Hits::Refund(_));
+            let is_refund = is_given_back || matches!(check.demand.hits, Hits::Refund(_));
             let mut shard = self.shard(&check.key);
             let is_changed = |denial: &Denial| is_refund || denial.limit != *check.limit;
             if shard.get(&check.key).is_some_and(is_changed) {
@@ -155,7 +156,11 @@ impl<S: Store> Store for Denials<S> {
             return Ok(charged);
         }
         let charged = self.store.charge(checks, now, deadline).await;
-        self.forget_changed(checks);
+        let is_given_back = match &charged {
+            Ok(charged) => charged.split && charged.denied,
+            Err(_) => false,
+        };
+        self.forget_changed(checks, is_given_back);
         let mut charged = charged?;
         if let Some(evidence) = charged.evidence.take() {
             self.remember(checks, &charged.outcomes, &evidence, now);

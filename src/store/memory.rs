@@ -107,6 +107,7 @@ impl Memory {
             outcomes,
             denied,
             evidence: None,
+            split: false,
         }
     }
 

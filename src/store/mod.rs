@@ -57,6 +57,9 @@ pub struct Charged {
     pub denied: bool,
     /// What a shared store saw, if it denied.
     pub evidence: Option<Box<Evidence>>,
+    /// Whether the counters were not in one place, so that each was decided by itself, and what was
+    /// charged given back where another denied.
+    pub split: bool,
 }
 
 /// What a denial was based on.

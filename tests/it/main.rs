@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on should end")]
 
 mod algorithm;
+mod cluster;
 mod command_line;
 mod config_errors;
 mod envoy;

@@ -7,12 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
-use super::error::{Remedy, remedy, store_error};
+use super::error::{Failure, Remedy, remedy};
 use super::pool::{LastFailure, Link, Manager};
 use super::script::{self, Answer, Argument, Ask, Call};
+use super::slots::Slot;
 use crate::clock::Clock;
 use crate::store::StoreError;
 
@@ -40,10 +41,37 @@ pub(super) struct LaneOptions {
     pub(super) clock: Clock,
 }
 
+/// How an ask is sent. Only in a cluster is there a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Route {
+    /// The slot of all its counters: a script has but one.
+    pub(super) slot: Slot,
+    /// Whether its counters are on their way to the node that is asked.
+    pub(super) asking: bool,
+    /// Whether it must not share a run of the script.
+    pub(super) alone: bool,
+}
+
+impl Route {
+    pub(super) fn to(slot: Slot) -> Self {
+        Self {
+            slot,
+            ..Self::default()
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Queued {
     ask: Ask,
-    answer: oneshot::Sender<Result<Answer, StoreError>>,
+    route: Route,
+    answer: oneshot::Sender<Result<Answer, Failure>>,
+}
+
+/// What one run of the script decides.
+struct Run {
+    route: Route,
+    queued: Vec<Queued>,
 }
 
 impl Lane {
@@ -79,9 +107,10 @@ impl Lane {
     pub(super) fn send(
         &self,
         ask: Ask,
-    ) -> Result<oneshot::Receiver<Result<Answer, StoreError>>, StoreError> {
+        route: Route,
+    ) -> Result<oneshot::Receiver<Result<Answer, Failure>>, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let queued = Queued { ask, answer };
+        let queued = Queued { ask, route, answer };
         self.queue
             .try_send(queued)
             .map_err(|_| StoreError::Overloaded)?;
@@ -124,36 +153,107 @@ impl Worker {
     }
 
     async fn serve(&self, batch: &mut Vec<Queued>) {
-        let answers = self.exchange(batch).await;
-        match answers {
-            Ok(answers) => {
-                for (queued, answer) in batch.drain(..).zip(answers) {
-                    let _gone = queued.answer.send(Ok(answer));
+        let runs = runs(batch.drain(..));
+        match self.exchange(&runs).await {
+            Ok(replies) => {
+                for (run, reply) in runs.into_iter().zip(replies) {
+                    run.answer(reply);
                 }
             }
-            Err(error) => {
-                for queued in batch.drain(..) {
-                    let _gone = queued.answer.send(Err(error.clone()));
+            Err(failure) => {
+                for run in runs {
+                    run.fail(&failure);
                 }
             }
         }
     }
 
-    async fn exchange(&self, batch: &[Queued]) -> Result<Vec<Answer>, StoreError> {
-        let asks = || batch.iter().map(|queued| &queued.ask);
+    /// A reply for each run.
+    async fn exchange(&self, runs: &[Run]) -> Result<Vec<RedisResult<Value>>, Failure> {
         let mut link = self.pool.get().await.map_err(|error| match error {
             bb8::RunError::User(error) => error,
             bb8::RunError::TimedOut => self.connecting.get(),
         })?;
+        let replies = self.send_twice_if_unknown(&mut link, runs).await;
+        replies.map_err(|error| Failure::of(&error))
+    }
+
+    /// Nothing has run where the script was not known, so that it is safe to ask again; after any other
+    /// error it is not.
+    async fn send_twice_if_unknown(
+        &self,
+        link: &mut Link,
+        runs: &[Run],
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        let mut replies = self.send(link, runs.iter()).await?;
+        let is_unknown = |index: &usize| match &replies[*index] {
+            Ok(_) => false,
+            Err(error) => remedy(error) == Remedy::LoadScript,
+        };
+        let unknown: Vec<usize> = (0..replies.len()).filter(is_unknown).collect();
+        if unknown.is_empty() {
+            return Ok(replies);
+        }
+        let again = self
+            .load_and_send(link, unknown.iter().map(|&index| &runs[index]))
+            .await;
+        // The others have their replies, whatever came of this.
+        let again = match again {
+            Ok(again) => again,
+            Err(error) => unknown.iter().map(|_| Err(error.clone())).collect(),
+        };
+        for (index, reply) in unknown.into_iter().zip(again) {
+            replies[index] = reply;
+        }
+        Ok(replies)
+    }
+
+    async fn load_and_send(
+        &self,
+        link: &mut Link,
+        runs: impl Iterator<Item = &Run>,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        let loaded = script::load().exec_async(&mut link.connection).await;
+        if let Err(error) = loaded {
+            link.note(&error);
+            return Err(error);
+        }
+        self.send(link, runs).await
+    }
+
+    /// In one write; each has a reply of its own.
+    async fn send(
+        &self,
+        link: &mut Link,
+        runs: impl Iterator<Item = &Run>,
+    ) -> RedisResult<Vec<RedisResult<Value>>> {
+        let pipe = self.pipeline(runs);
+        let replies: RedisResult<Vec<RedisResult<Value>>> =
+            pipe.query_async(&mut link.connection).await;
+        match &replies {
+            Ok(replies) => {
+                let errors = replies.iter().filter_map(|reply| reply.as_ref().err());
+                errors.for_each(|error| link.note(error));
+            }
+            Err(error) => link.note(error),
+        }
+        replies
+    }
+
+    fn pipeline<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Pipeline {
         let now = match &self.options.clock {
             Clock::System => None,
             Clock::Manual(clock) => Some(clock.now()),
         };
-        let command = self.command(&Call::new(asks(), now));
-        let reply = ask_twice_if_unknown(&mut link, &command).await;
-        let reply = reply.map_err(|error| store_error(&error))?;
-        let numbers = numbers(reply).ok_or_else(garbled)?;
-        script::answers(asks(), &numbers).map_err(|_| garbled())
+        let mut pipe = redis::pipe();
+        pipe.ignore_errors();
+        for run in runs {
+            if run.route.asking {
+                pipe.cmd("ASKING").ignore();
+            }
+            pipe.add_command(self.command(&Call::new(run.asks(), now)));
+        }
+        pipe
     }
 
     fn command(&self, call: &Call<'_>) -> Cmd {
@@ -175,28 +275,52 @@ impl Worker {
     }
 }
 
-/// Nothing has run where the script was not known, so that it is safe to ask again; after any other
-/// error it is not.
-async fn ask_twice_if_unknown(link: &mut Link, command: &Cmd) -> Result<Value, RedisError> {
-    let error = match ask(link, command).await {
-        Ok(reply) => return Ok(reply),
-        Err(error) => error,
-    };
-    match remedy(&error) {
-        Remedy::LoadScript => {
-            ask(link, &script::load()).await?;
-            ask(link, command).await
+/// What may share a run of the script does, in the order in which it came.
+fn runs(batch: impl Iterator<Item = Queued>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for queued in batch {
+        let route = queued.route;
+        // Of counters on their way some may be there, which is answered only for one at a time.
+        let shares = !route.alone && !route.asking;
+        let fitting = runs.iter_mut().rfind(|run| shares && run.route == route);
+        match fitting {
+            Some(run) => run.queued.push(queued),
+            None => runs.push(Run {
+                route,
+                queued: vec![queued],
+            }),
         }
-        Remedy::Keep | Remedy::Reconnect => Err(error),
     }
+    runs
 }
 
-async fn ask(link: &mut Link, command: &Cmd) -> Result<Value, RedisError> {
-    let reply = command.query_async(&mut link.connection).await;
-    if let Err(error) = &reply {
-        link.is_broken |= remedy(error) == Remedy::Reconnect;
+impl Run {
+    fn asks(&self) -> impl Iterator<Item = &Ask> {
+        self.queued.iter().map(|queued| &queued.ask)
     }
-    reply
+
+    fn answer(self, reply: RedisResult<Value>) {
+        let answers = match reply {
+            Ok(reply) => numbers(reply)
+                .and_then(|numbers| script::answers(self.asks(), &numbers).ok())
+                .ok_or_else(|| garbled().into()),
+            Err(error) => Err(Failure::of(&error)),
+        };
+        match answers {
+            Ok(answers) => {
+                for (queued, answer) in self.queued.into_iter().zip(answers) {
+                    let _gone = queued.answer.send(Ok(answer));
+                }
+            }
+            Err(failure) => self.fail(&failure),
+        }
+    }
+
+    fn fail(self, failure: &Failure) {
+        for queued in self.queued {
+            let _gone = queued.answer.send(Err(failure.clone()));
+        }
+    }
 }
 
 fn numbers(reply: Value) -> Option<Vec<u64>> {

@@ -2,6 +2,7 @@
 
 use redis::RedisError;
 
+use super::url::Address;
 use crate::store::StoreError;
 
 /// What to do after an error.
@@ -13,6 +14,57 @@ pub(super) enum Remedy {
     Reconnect,
     /// Load the script and ask again: nothing has run.
     LoadScript,
+}
+
+/// Why a call has no answer.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) error: StoreError,
+    /// Nothing has run, and the cluster may answer if it is asked this way.
+    pub(super) detour: Option<Detour>,
+}
+
+/// What a cluster's node says instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Detour {
+    /// The slot is that node's.
+    Moved(Address),
+    /// The counter is on its way there.
+    Ask(Address),
+    /// Some of the counters are on their way, and some are not.
+    TryAgain,
+    /// Nobody has the slot, or too few nodes are there to know.
+    Down,
+}
+
+impl Failure {
+    pub(super) fn of(error: &RedisError) -> Self {
+        let node = || {
+            error
+                .redirect_node()
+                .and_then(|(node, _slot)| Address::of_node(node))
+        };
+        let detour = match error.code() {
+            Some("MOVED") => node().map(Detour::Moved),
+            Some("ASK") => node().map(Detour::Ask),
+            Some("TRYAGAIN") => Some(Detour::TryAgain),
+            Some("CLUSTERDOWN") => Some(Detour::Down),
+            _ => None,
+        };
+        Self {
+            error: store_error(error),
+            detour,
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self {
+            error,
+            detour: None,
+        }
+    }
 }
 
 pub(super) fn remedy(error: &RedisError) -> Remedy {

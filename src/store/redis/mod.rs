@@ -4,23 +4,28 @@
 //! the last call was in flight goes out as the next, as one run of the script for all of it.
 
 mod batch;
+mod cluster;
 mod error;
+mod lanes;
 mod pool;
 pub mod script;
+mod slots;
+mod split;
 pub mod url;
 
-use std::cell::RefCell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
-use batch::{Lane, LaneOptions};
+use batch::{LaneOptions, Route};
 use bb8::ManageConnection;
+use cluster::Cluster;
 use error::store_error;
-use pool::Manager;
+use lanes::Lanes;
 pub use pool::{Access, Secret};
 use script::{Answer, Ask};
-use url::RedisUrl;
+use split::ends_after;
+use url::{RedisUrl, Server};
 
 use super::{Charged, Check, CounterKey, Store, StoreError};
 use crate::algorithm::{Demand, Hits, Micros, State};
@@ -28,12 +33,16 @@ use crate::clock::Clock;
 
 /// Counters in Redis.
 pub struct Redis {
-    /// Which of a thread's lanes are this store's.
-    id: u64,
     url: RedisUrl,
-    access: Access,
-    round_trip_timeout: Duration,
-    lanes: LaneOptions,
+    topology: Topology,
+}
+
+/// Whom to ask.
+enum Topology {
+    /// One server, whichever that is at present.
+    One(Box<Lanes>),
+    /// The node that has the counter.
+    Many(Arc<Cluster>),
 }
 
 /// How Redis is used.
@@ -58,55 +67,47 @@ impl Redis {
     /// Connects to nothing yet: the first request does.
     #[must_use]
     pub fn new(url: RedisUrl, access: Access, options: &RedisOptions, clock: Clock) -> Self {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            url,
+        let lane_options = LaneOptions {
+            connections: options.connections,
+            queue_max: options.queue_max,
+            connect_timeout: options.connect_timeout,
+            prefix: format!("{}{FORMAT}", options.prefix).into_bytes().into(),
+            clock,
+        };
+        let lanes = Lanes::new(
+            url.clone(),
             access,
-            round_trip_timeout: options.round_trip_timeout,
-            lanes: LaneOptions {
-                connections: options.connections,
-                queue_max: options.queue_max,
-                connect_timeout: options.connect_timeout,
-                prefix: format!("{}{FORMAT}", options.prefix).into_bytes().into(),
-                clock,
-            },
-        }
-    }
-
-    async fn ask(&self, ask: Ask, deadline: Micros) -> Result<Answer, StoreError> {
-        let answered = self.lane().send(ask)?;
-        match tokio::time::timeout(deadline.into(), answered).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_worker_gone)) => Err(StoreError::Unreachable("shutting down".to_owned())),
-            Err(_elapsed) => Err(StoreError::Timeout),
-        }
-    }
-
-    fn manager(&self) -> Manager {
-        Manager::new(
-            self.url.clone(),
-            self.access.clone(),
-            self.lanes.connect_timeout,
-            self.round_trip_timeout,
-        )
-    }
-
-    /// This runtime's lane.
-    fn lane(&self) -> Lane {
-        thread_local! {
-            static LANES: RefCell<Vec<(u64, Lane)>> = const { RefCell::new(Vec::new()) };
-        }
-        LANES.with_borrow_mut(|lanes| {
-            lanes.retain(|(_, lane)| !lane.is_closed());
-            if let Some((_, lane)) = lanes.iter().find(|(id, _)| *id == self.id) {
-                return lane.clone();
+            options.round_trip_timeout,
+            lane_options,
+        );
+        let topology = match &url.server {
+            Server::At(_) | Server::Named { .. } => Topology::One(Box::new(lanes)),
+            Server::Cluster { seeds } => {
+                Topology::Many(Arc::new(Cluster::new(lanes, seeds.clone())))
             }
-            let lane = Lane::start(self.manager(), &self.lanes);
-            lanes.push((self.id, lane.clone()));
-            lane
-        })
+        };
+        Self { url, topology }
     }
+}
+
+async fn ask(lanes: &Lanes, ask: Ask, deadline: Micros) -> Result<Answer, StoreError> {
+    let answered = lanes.lane(None, &[]).send(ask, Route::default())?;
+    match tokio::time::timeout(deadline.into(), answered).await {
+        Ok(Ok(answer)) => answer.map_err(|failure| failure.error),
+        Ok(Err(_worker_gone)) => Err(StoreError::Unreachable("shutting down".to_owned())),
+        Err(_elapsed) => Err(StoreError::Timeout),
+    }
+}
+
+/// On a connection of its own: operators do this, now and then.
+async fn delete(lanes: &Lanes, keys: &[CounterKey]) -> Result<usize, StoreError> {
+    let mut delete = redis::cmd("DEL");
+    for key in keys {
+        delete.arg(lanes.name(key.as_bytes()));
+    }
+    let mut link = lanes.manager(None).connect().await?;
+    let deleted = delete.query_async(&mut link.connection).await;
+    deleted.map_err(|error| store_error(&error))
 }
 
 impl fmt::Debug for Redis {
@@ -124,8 +125,15 @@ impl Store for Redis {
         _now: Micros,
         deadline: Micros,
     ) -> Result<Charged, StoreError> {
-        let answer = self.ask(Ask::new(checks), deadline).await?;
-        answer.charged(checks).map_err(|_| nonsense())
+        match &self.topology {
+            Topology::One(lanes) => {
+                let answer = ask(lanes, Ask::new(checks), deadline).await?;
+                answer.charged(checks).map_err(|_| nonsense())
+            }
+            Topology::Many(cluster) => {
+                split::charge(cluster, checks, ends_after(deadline.into())).await
+            }
+        }
     }
 
     async fn peek(
@@ -140,23 +148,32 @@ impl Store for Redis {
                 ..check.clone()
             })
             .collect();
-        let answer = self.ask(Ask::new(&looks), PEEK_DEADLINE).await?;
-        let states = answer.states(checks).map_err(|_| nonsense())?;
-        Ok(states.into_iter().map(Some).collect())
+        match &self.topology {
+            Topology::One(lanes) => {
+                let answer = ask(lanes, Ask::new(&looks), PEEK_DEADLINE).await?;
+                let states = answer.states(checks).map_err(|_| nonsense())?;
+                Ok(states.into_iter().map(Some).collect())
+            }
+            Topology::Many(cluster) => {
+                split::states(cluster, &looks, ends_after(PEEK_DEADLINE.into())).await
+            }
+        }
     }
 
-    /// On a connection of its own: operators do this, now and then.
     async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
         if keys.is_empty() {
             return Ok(0);
         }
-        let mut delete = redis::cmd("DEL");
-        for key in keys {
-            delete.arg([&self.lanes.prefix, key.as_bytes()].concat());
+        match &self.topology {
+            Topology::One(lanes) => delete(lanes, keys).await,
+            Topology::Many(cluster) => {
+                let mut deleted = 0;
+                for key in keys {
+                    deleted += cluster.delete(key).await?;
+                }
+                Ok(deleted)
+            }
         }
-        let mut link = self.manager().connect().await?;
-        let deleted = delete.query_async(&mut link.connection).await;
-        deleted.map_err(|error| store_error(&error))
     }
 }
 

@@ -13,7 +13,7 @@ use redis::{
     RedisConnectionInfo, RedisError, TlsCertificates,
 };
 
-use super::error::store_error;
+use super::error::{Remedy, remedy, store_error};
 use super::script;
 use super::url::{Address, RedisUrl, Server};
 use crate::store::StoreError;
@@ -81,6 +81,13 @@ pub(super) struct Link {
     pub(super) is_broken: bool,
 }
 
+impl Link {
+    /// An error was seen on it.
+    pub(super) fn note(&mut self, error: &RedisError) {
+        self.is_broken |= remedy(error) == Remedy::Reconnect;
+    }
+}
+
 impl Manager {
     pub(super) fn new(
         url: RedisUrl,
@@ -106,6 +113,12 @@ impl Manager {
         let address = match &self.url.server {
             Server::At(address) => address.clone(),
             Server::Named { primary, sentinels } => self.ask_sentinels(primary, sentinels).await?,
+            // Each of its nodes has a manager of its own.
+            Server::Cluster { .. } => {
+                return Err(StoreError::Unreachable(
+                    "it is not said which node".to_owned(),
+                ));
+            }
         };
         let settings = Self::settings(
             self.url.user.as_ref().or(self.access.user.as_ref()),

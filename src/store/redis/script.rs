@@ -281,6 +281,7 @@ impl Answer {
             outcomes,
             denied: self.denied,
             evidence,
+            split: false,
         })
     }
 

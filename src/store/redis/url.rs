@@ -6,6 +6,7 @@
 //! | `redis://[user[:password]@]host[:port][/database]` | one server; `rediss://` with TLS |
 //! | `redis+unix:///path[?database=N]` | one server, by its socket |
 //! | `redis-sentinel://[…@]host[:port],…/primary[/database]` | the primary that sentinels name; `rediss-sentinel://` with TLS |
+//! | `redis-cluster://[…@]host[:port],…` | the cluster of these nodes and others; `rediss-cluster://` with TLS |
 //!
 //! User and password are percent-encoded. Nothing here is ever printed with a password in it.
 
@@ -50,6 +51,11 @@ pub enum Server {
         /// Where the sentinels are.
         sentinels: Vec<Address>,
     },
+    /// The nodes of a cluster.
+    Cluster {
+        /// Some of them, to learn of the others from.
+        seeds: Vec<Address>,
+    },
 }
 
 /// Where a server listens.
@@ -67,7 +73,7 @@ pub enum UrlError {
     /// A scheme that there isn't.
     #[error(
         "`{0}` is no kind of store; write memory, redis://, rediss://, redis+unix://, \
-         redis-sentinel:// or rediss-sentinel://"
+         redis-sentinel://, rediss-sentinel://, redis-cluster:// or rediss-cluster://"
     )]
     UnknownScheme(String),
     /// Host and port that can't be read.
@@ -79,6 +85,9 @@ pub enum UrlError {
     /// No primary for sentinels to name.
     #[error("the name of the primary is missing; write redis-sentinel://host,host,host/name")]
     NoPrimary,
+    /// A database where there is but one.
+    #[error("a cluster has no database but 0; write redis-cluster://host,host,host")]
+    ClusterDatabase,
     /// A user or password with a broken escape.
     #[error("user or password are not percent-encoded UTF-8")]
     BadEscape,
@@ -105,6 +114,8 @@ impl StoreUrl {
             "redis+unix" => unix(rest),
             "redis-sentinel" => sentinel(rest, false),
             "rediss-sentinel" => sentinel(rest, true),
+            "redis-cluster" => cluster(rest, false),
+            "rediss-cluster" => cluster(rest, true),
             _ => Err(UrlError::UnknownScheme(scheme_shown(scheme))),
         };
         url.map(Self::Redis)
@@ -165,6 +176,24 @@ fn sentinel(rest: &str, tls: bool) -> Result<RedisUrl, UrlError> {
     })
 }
 
+fn cluster(rest: &str, tls: bool) -> Result<RedisUrl, UrlError> {
+    let (user, password, rest) = credentials(rest)?;
+    let (hosts, number) = rest.split_once('/').unwrap_or((rest, ""));
+    if database(number)? != 0 {
+        return Err(UrlError::ClusterDatabase);
+    }
+    let seeds = hosts.split(',').map(|host| address(host, REDIS_PORT));
+    Ok(RedisUrl {
+        server: Server::Cluster {
+            seeds: seeds.collect::<Result<_, _>>()?,
+        },
+        tls,
+        user,
+        password,
+        database: 0,
+    })
+}
+
 /// User, password, and what comes after them.
 fn credentials(rest: &str) -> Result<(Option<String>, Option<String>, &str), UrlError> {
     let Some((credentials, rest)) = rest.rsplit_once('@') else {
@@ -203,6 +232,30 @@ fn database(text: &str) -> Result<u32, UrlError> {
     }
     text.parse()
         .map_err(|_| UrlError::BadDatabase(text.to_owned()))
+}
+
+impl Address {
+    /// As nodes of a cluster write it: what is before the last colon is the host, which may be empty.
+    pub(super) fn of_node(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        Some(Self::Tcp(host.to_owned(), port.parse().ok()?))
+    }
+
+    /// The same with the host of `asked`, if it has none: so says a node that doesn't know its own.
+    pub(super) fn or_host_of(self, asked: &Self) -> Self {
+        match (self, asked) {
+            (Self::Tcp(host, port), Self::Tcp(asked, _)) if host.is_empty() || host == "?" => {
+                Self::Tcp(asked.clone(), port)
+            }
+            (own, _) => own,
+        }
+    }
+}
+
+/// With commas between them.
+fn list(addresses: &[Address]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(",")
 }
 
 impl fmt::Display for Address {
@@ -245,14 +298,14 @@ impl fmt::Display for RedisUrl {
             }
             Server::At(address) => write!(f, "{scheme}://{address}/{}", self.database),
             Server::Named { primary, sentinels } => {
-                let sentinels: Vec<_> = sentinels.iter().map(ToString::to_string).collect();
-                let sentinels = sentinels.join(",");
+                let sentinels = list(sentinels);
                 write!(
                     f,
                     "{scheme}-sentinel://{sentinels}/{primary}/{}",
                     self.database
                 )
             }
+            Server::Cluster { seeds } => write!(f, "{scheme}-cluster://{}", list(seeds)),
         }
     }
 }
@@ -295,6 +348,11 @@ mod tests {
             "redis-sentinel://u:p@a,b:1,[::1]/main/1",
             "redis-sentinel://a:26379,b:1,[::1]:26379/main/1",
         );
+        check(
+            "redis-cluster://u:p@a,b:1,[::1]/0",
+            "redis-cluster://a:6379,b:1,[::1]:6379",
+        );
+        check("rediss-cluster://a", "rediss-cluster://a:6379");
         let StoreUrl::Redis(url) = StoreUrl::parse("redis://u:p%40:s@cache").unwrap() else {
             panic!("it is Redis");
         };
@@ -324,6 +382,14 @@ mod tests {
         assert_eq!(
             refused("redis-sentinel://h"),
             UrlError::NoPrimary.to_string()
+        );
+        assert_eq!(
+            refused("redis-cluster://h,g/1"),
+            UrlError::ClusterDatabase.to_string()
+        );
+        assert_eq!(
+            refused("redis-cluster://h,"),
+            "`` is no address; write host or host:port"
         );
         assert_eq!(refused("redis+unix://"), UrlError::NoPath.to_string());
         assert_eq!(refused("redis://%ff:x@h"), UrlError::BadEscape.to_string());

@@ -76,7 +76,8 @@ define.l = function()
       state.total = state.total - hits
       if key and hits > 0 then
         call('RPOP', key, hits)
-        state.newest = log_at(key, -1) or 0
+        -- A key that is gone must not be touched: its slot may be on its way to another node.
+        state.newest = state.total > 0 and log_at(key, -1) or 0
       elseif not key and state.total <= state.listed then
         state.listed = state.total
         state.newest = state.total > 0 and log_at(state.list, state.offset + state.total - 1) or 0

@@ -126,6 +126,18 @@ impl Cluster {
             self.set_slot(node, slot, &["NODE", &owner]);
         }
         self.wait_for_owner(slot, to);
+        self.wait_for_agreement();
+    }
+
+    /// The next move must not come before: news of this one that is late could undo it.
+    fn wait_for_agreement(&self) {
+        wait_until("the nodes agree about each other's epochs", || {
+            let views: Vec<_> = self.nodes.iter().map(epochs).collect();
+            let mut distinct: Vec<_> = views[0].iter().map(|(_, epoch)| epoch).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            distinct.len() == views[0].len() && views.iter().all(|view| *view == views[0])
+        });
     }
 
     fn migrate_keys(&self, slot: u16, from: usize, to: usize) {
@@ -174,6 +186,18 @@ impl Cluster {
     pub(crate) fn kill_node(&mut self, node: usize) {
         self.nodes[node].kill9();
     }
+}
+
+/// The configuration epochs of all nodes, in the eyes of one.
+fn epochs(node: &Redis) -> Vec<(String, String)> {
+    let nodes = node.command(&["CLUSTER", "NODES"]).text();
+    let epoch = |line: &str| {
+        let words: Vec<_> = line.split(' ').collect();
+        (words[0].to_owned(), words[6].to_owned())
+    };
+    let mut epochs: Vec<_> = nodes.lines().map(epoch).collect();
+    epochs.sort_unstable();
+    epochs
 }
 
 /// The port of the slot's owner, in a reply to `CLUSTER SLOTS`.
