@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::error::{Failure, Remedy, remedy};
 use super::pool::{LastFailure, Link, Manager};
-use super::script::{self, Answer, Argument, Ask, Call};
+use super::script::{self, Answer, Argument, Ask, Call, Garbled};
 use super::slots::Slot;
 use crate::clock::Clock;
 use crate::store::StoreError;
@@ -103,18 +103,17 @@ impl Lane {
         self.queue.is_closed()
     }
 
-    /// Queues `ask`. Dropping the receiver before it is sent takes it back.
-    pub(super) fn send(
-        &self,
-        ask: Ask,
-        route: Route,
-    ) -> Result<oneshot::Receiver<Result<Answer, Failure>>, StoreError> {
+    /// Asks. Whoever stops waiting before it is sent takes it back.
+    pub(super) async fn ask(&self, ask: Ask, route: Route) -> Result<Answer, Failure> {
         let (answer, answered) = oneshot::channel();
         let queued = Queued { ask, route, answer };
         self.queue
             .try_send(queued)
             .map_err(|_| StoreError::Overloaded)?;
-        Ok(answered)
+        match answered.await {
+            Ok(answer) => answer,
+            Err(_worker_gone) => Err(StoreError::Unreachable("shutting down".to_owned()).into()),
+        }
     }
 }
 
@@ -302,8 +301,9 @@ impl Run {
     fn answer(self, reply: RedisResult<Value>) {
         let answers = match reply {
             Ok(reply) => numbers(reply)
-                .and_then(|numbers| script::answers(self.asks(), &numbers).ok())
-                .ok_or_else(|| garbled().into()),
+                .ok_or(Garbled)
+                .and_then(|numbers| script::answers(self.asks(), &numbers))
+                .map_err(|garbled| StoreError::from(garbled).into()),
             Err(error) => Err(Failure::of(&error)),
         };
         match answers {
@@ -332,8 +332,4 @@ fn numbers(reply: Value) -> Option<Vec<u64>> {
         _ => None,
     };
     values.into_iter().map(number).collect()
-}
-
-fn garbled() -> StoreError {
-    StoreError::Refused("its reply makes no sense".to_owned())
 }

@@ -111,13 +111,9 @@ impl Cluster {
         loop {
             let node = self.next_node(&mut trip).await?;
             let lane = self.lanes.lane(Some(&node), self.slots.load().nodes());
-            let answered = lane.send(ask.clone(), trip.route)?;
-            match answered.await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => self.redirect(&mut trip, &node, failure).await?,
-                Err(_worker_gone) => {
-                    return Err(StoreError::Unreachable("shutting down".to_owned()));
-                }
+            match lane.ask(ask.clone(), trip.route).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => self.redirect(&mut trip, &node, failure).await?,
             }
         }
     }

@@ -91,10 +91,10 @@ impl Redis {
 }
 
 async fn ask(lanes: &Lanes, ask: Ask, deadline: Micros) -> Result<Answer, StoreError> {
-    let answered = lanes.lane(None, &[]).send(ask, Route::default())?;
+    let lane = lanes.lane(None, &[]);
+    let answered = lane.ask(ask, Route::default());
     match tokio::time::timeout(deadline.into(), answered).await {
-        Ok(Ok(answer)) => answer.map_err(|failure| failure.error),
-        Ok(Err(_worker_gone)) => Err(StoreError::Unreachable("shutting down".to_owned())),
+        Ok(answer) => answer.map_err(|failure| failure.error),
         Err(_elapsed) => Err(StoreError::Timeout),
     }
 }
@@ -128,7 +128,7 @@ impl Store for Redis {
         match &self.topology {
             Topology::One(lanes) => {
                 let answer = ask(lanes, Ask::new(checks), deadline).await?;
-                answer.charged(checks).map_err(|_| nonsense())
+                Ok(answer.charged(checks)?)
             }
             Topology::Many(cluster) => {
                 split::charge(cluster, checks, ends_after(deadline.into())).await
@@ -151,7 +151,7 @@ impl Store for Redis {
         match &self.topology {
             Topology::One(lanes) => {
                 let answer = ask(lanes, Ask::new(&looks), PEEK_DEADLINE).await?;
-                let states = answer.states(checks).map_err(|_| nonsense())?;
+                let states = answer.states(checks)?;
                 Ok(states.into_iter().map(Some).collect())
             }
             Topology::Many(cluster) => {
@@ -179,7 +179,3 @@ impl Store for Redis {
 
 /// Explanations are for people.
 const PEEK_DEADLINE: Micros = Micros(Micros::PER_SECOND);
-
-fn nonsense() -> StoreError {
-    StoreError::Refused("its reply makes no sense".to_owned())
-}

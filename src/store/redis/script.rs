@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::{self, Algorithm, Bucket, Counter, Hits, Limit, Log, Micros, State, Window};
 use crate::store::{
-    Charged, Check, CounterKey, Evidence, Outcomes, Role, denies, is_charged, uncharged,
+    Charged, Check, CounterKey, Evidence, Outcomes, Role, StoreError, denies, is_charged, uncharged,
 };
 
 /// A file for each part; the algorithms are those of `crate::algorithm`.
@@ -77,6 +77,12 @@ pub enum Argument<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Garbled;
 
+impl From<Garbled> for StoreError {
+    fn from(Garbled: Garbled) -> Self {
+        Self::Refused("its reply makes no sense".to_owned())
+    }
+}
+
 /// The answer to one ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
@@ -99,11 +105,6 @@ impl Ask {
             has_twins: checks.iter().enumerate().any(is_twin),
             checks: checks.iter().map(AskedCheck::new).collect(),
         }
-    }
-
-    /// The counters, in the order of the checks.
-    pub fn keys(&self) -> impl Iterator<Item = &CounterKey> {
-        self.checks.iter().map(|check| &check.key)
     }
 }
 

@@ -4,20 +4,17 @@
 //! worked out here, and what was charged is given back where the request is denied. Meanwhile others may
 //! find less room than there is, but never more.
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::cluster::Cluster;
-use super::nonsense;
 use super::script::{Answer, Ask};
 use super::slots::Slot;
-use crate::algorithm::{Demand, Hits, Micros, Outcome, State};
+use crate::algorithm::{Demand, Hits, Outcome, State};
 use crate::store::{Charged, Check, Outcomes, Role, StoreError, denies, uncharged};
 
 /// What is given back may be on its way for longer than its request has time.
@@ -35,8 +32,7 @@ struct Group<'c> {
 struct Part {
     outcomes: Outcomes,
     denied: bool,
-    states: SmallVec<[State; 4]>,
-    now: Micros,
+    answer: Answer,
 }
 
 /// Decides over counters wherever they are.
@@ -48,16 +44,16 @@ pub(super) async fn charge(
     let groups = groups(cluster, checks);
     if let [group] = &groups[..] {
         let answer = cluster.ask(Ask::new(checks), group.slot, ends).await?;
-        return answer.charged(checks).map_err(|_| nonsense());
+        return Ok(answer.charged(checks)?);
     }
     let parts = charge_each(cluster, &groups, ends).await?;
     let mut outcomes = in_order(&groups, &parts);
     let denied = denies(checks, &outcomes);
     if denied {
-        for (group, part) in groups.iter().zip(&parts) {
-            group.take_back(part, &mut outcomes);
-        }
         give_back(cluster, groups.iter().zip(&parts), ends).await;
+        for (group, part) in groups.iter().zip(&parts) {
+            group.take_back(part, &mut outcomes)?;
+        }
     }
     Ok(Charged {
         outcomes,
@@ -87,7 +83,7 @@ pub(super) async fn states(
     let groups = groups(cluster, checks);
     let mut states = vec![None; checks.len()];
     for (group, answer) in groups.iter().zip(ask_each(cluster, &groups, ends).await) {
-        let part = answer?.states(&group.checks).map_err(|_| nonsense())?;
+        let part = answer?.states(&group.checks)?;
         for (&number, state) in group.numbers.iter().zip(part) {
             states[number] = Some(state);
         }
@@ -146,7 +142,7 @@ async fn charge_each(
     let mut parts = Vec::with_capacity(groups.len());
     let mut charged = Vec::with_capacity(groups.len());
     for (group, answer) in groups.iter().zip(ask_each(cluster, groups, ends).await) {
-        match answer.and_then(|answer| Part::new(&answer, &group.checks)) {
+        match answer.and_then(|answer| Part::new(answer, &group.checks)) {
             Ok(part) => {
                 parts.push(part);
                 charged.push(group);
@@ -162,13 +158,12 @@ async fn charge_each(
 }
 
 impl Part {
-    fn new(answer: &Answer, checks: &[Check<'_>]) -> Result<Self, StoreError> {
-        let charged = answer.charged(checks).map_err(|_| nonsense())?;
+    fn new(answer: Answer, checks: &[Check<'_>]) -> Result<Self, StoreError> {
+        let charged = answer.charged(checks)?;
         Ok(Self {
             outcomes: charged.outcomes,
             denied: charged.denied,
-            states: answer.states(checks).map_err(|_| nonsense())?,
-            now: answer.now,
+            answer,
         })
     }
 
@@ -181,12 +176,14 @@ impl Part {
 
 impl<'c> Group<'c> {
     /// The outcomes of checks that are not charged after all.
-    fn take_back(&self, part: &Part, outcomes: &mut [Outcome]) {
+    fn take_back(&self, part: &Part, outcomes: &mut [Outcome]) -> Result<(), StoreError> {
+        let states = part.answer.states(&self.checks)?;
         for (index, (check, &number)) in self.checks.iter().zip(&self.numbers).enumerate() {
             if part.is_owed(check, index) {
-                outcomes[number] = uncharged(check.limit, &part.states[index], part.now);
+                outcomes[number] = uncharged(check.limit, &states[index], part.answer.now);
             }
         }
+        Ok(())
     }
 
     /// What gives back all that the group was charged, if that is anything.
@@ -232,26 +229,4 @@ async fn give_back<'g, 'c: 'g>(
 /// When a time that begins now is over.
 pub(super) fn ends_after(time: Duration) -> Instant {
     sleep(time).deadline()
-}
-
-/// Waits for all of them at once; their results are in order.
-async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
-    let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
-    poll_fn(|context| {
-        for (future, result) in running.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let Poll::Ready(output) = future.as_mut().poll(context)
-            {
-                *result = Some(output);
-            }
-        }
-        if results.iter().all(Option::is_some) {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await;
-    results.into_iter().flatten().collect()
 }
