@@ -16,7 +16,7 @@ use crate::algorithm::Hits;
 use crate::config::matcher::Entry;
 use crate::config::{Live, report};
 use crate::request::{Bounds, Descriptor, InvalidRequest, Request};
-use crate::service::{Refusal, Service};
+use crate::service::{Explanation, Refusal, Service};
 use crate::store::Store;
 
 struct Port<S> {
@@ -61,45 +61,39 @@ async fn explain_query<S: Store>(
     State(port): State<Arc<Port<S>>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
-    explain(&port, asked(parameters, port.bounds)).await
+    answer(explain(&port, asked(parameters, port.bounds)).await)
 }
 
 async fn explain_body<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Response {
-    explain(&port, json::read(&body, port.bounds)).await
-}
-
-async fn explain<S: Store>(port: &Port<S>, request: Result<Request, InvalidRequest>) -> Response {
-    match request {
-        Ok(request) => answer(port.service.explain(&request).await),
-        Err(invalid) => refused(&Refusal::Invalid(invalid)),
-    }
+    answer(explain(&port, json::read(&body, port.bounds)).await)
 }
 
 async fn counters<S: Store>(
     State(port): State<Arc<Port<S>>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
-    let explained = match asked(parameters, port.bounds) {
-        Ok(request) => port.service.explain(&request).await,
-        Err(invalid) => Err(Refusal::Invalid(invalid)),
-    };
-    let limits = explained.map(|explanation| {
+    let explanation = explain(&port, asked(parameters, port.bounds)).await;
+    answer(explanation.map(|explanation| {
         let descriptors = explanation.descriptors.into_iter();
         descriptors
             .flat_map(|descriptor| descriptor.limits)
             .collect::<Vec<_>>()
-    });
-    answer(limits)
+    }))
 }
 
 async fn reset<S: Store>(
     State(port): State<Arc<Port<S>>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
-    match asked(parameters, port.bounds) {
-        Ok(request) => answer(port.service.reset(&request).await),
-        Err(invalid) => refused(&Refusal::Invalid(invalid)),
-    }
+    let reset = async { port.service.reset(&asked(parameters, port.bounds)?).await };
+    answer(reset.await)
+}
+
+async fn explain<S: Store>(
+    port: &Port<S>,
+    request: Result<Request, InvalidRequest>,
+) -> Result<Explanation, Refusal> {
+    port.service.explain(&request?).await
 }
 
 fn answer(result: Result<impl Serialize, Refusal>) -> Response {
