@@ -4,19 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use comporta::algorithm::{Demand, Hits, Limit, Micros, Policy, Unit};
+use comporta::algorithm::{Demand, Hits, Limit, Policy};
 use comporta::clock::{Clock, ManualClock};
-use comporta::store::key::Counted;
 use comporta::store::redis::{Access, Redis, RedisOptions};
-use comporta::store::{Charged, Check, CounterKey, Role, Store, StoreError};
+use comporta::store::{Charged, Check, Role, Store, StoreError};
 use tokio::task::JoinSet;
 
-use crate::redis::{options, url};
+use crate::redis::{PATIENT, check, day, key, options, url};
 use crate::support::redis;
 use crate::support::redis::cluster::Cluster;
 use crate::support::server::{START, request, start_with};
-
-const PATIENT: Micros = Micros(10 * Micros::PER_SECOND);
 
 /// All counters are in one slot.
 const TOGETHER: &str = "{test}:";
@@ -38,25 +35,6 @@ fn store_at(seeds: &[String], prefix: &str) -> Arc<Redis> {
 
 fn store(cluster: &Cluster, prefix: &str) -> Arc<Redis> {
     store_at(&cluster.seeds(), prefix)
-}
-
-fn key(value: &str, limit: &Limit) -> CounterKey {
-    let mut key = CounterKey::of_domain(b"d");
-    key.push_entry(b"k", Counted::Value(value.as_bytes()));
-    key.for_limit(limit)
-}
-
-fn check<'l>(value: &str, limit: &'l Limit) -> Check<'l> {
-    Check {
-        key: key(value, limit),
-        limit,
-        demand: Demand::patient(Hits::Charge(1)),
-        role: Role::Hard,
-    }
-}
-
-fn day(policy: Policy, requests: u32) -> Limit {
-    Limit::new(policy, requests, Unit::Day, 1).unwrap()
 }
 
 fn fixed(requests: u32) -> Limit {

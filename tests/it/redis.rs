@@ -16,7 +16,7 @@ use crate::support::redis;
 use crate::support::redis::sentinel::{NAME, Passwords, Sentinel};
 use crate::support::server::{START, request, start_with};
 
-const PATIENT: Micros = Micros(10 * Micros::PER_SECOND);
+pub(crate) const PATIENT: Micros = Micros(10 * Micros::PER_SECOND);
 
 pub(crate) fn options() -> RedisOptions {
     RedisOptions {
@@ -39,18 +39,22 @@ fn store(url_text: &str, access: Access) -> Arc<Redis> {
     Arc::new(Redis::new(url(url_text), access, &options(), Clock::System))
 }
 
-fn check<'l>(value: &str, limit: &'l Limit) -> Check<'l> {
+pub(crate) fn key(value: &str, limit: &Limit) -> CounterKey {
     let mut key = CounterKey::of_domain(b"d");
     key.push_entry(b"k", Counted::Value(value.as_bytes()));
+    key.for_limit(limit)
+}
+
+pub(crate) fn check<'l>(value: &str, limit: &'l Limit) -> Check<'l> {
     Check {
-        key: key.for_limit(limit),
+        key: key(value, limit),
         limit,
         demand: Demand::patient(Hits::Charge(1)),
         role: Role::Hard,
     }
 }
 
-fn day(policy: Policy, requests: u32) -> Limit {
+pub(crate) fn day(policy: Policy, requests: u32) -> Limit {
     Limit::new(policy, requests, Unit::Day, 1).unwrap()
 }
 

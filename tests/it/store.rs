@@ -16,11 +16,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
-use crate::redis::{options, url};
+use crate::redis::{PATIENT, options, url};
 use crate::support::redis;
 use crate::support::server::START;
-
-const PATIENT: Micros = Micros(10 * Micros::PER_SECOND);
 
 fn store(server: &redis::Redis, clock: Clock) -> Redis {
     Redis::new(url(&server.url()), Access::default(), &options(), clock)
