@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::Instant;
+
 use crate::algorithm::Micros;
 
 /// Where the time comes from.
@@ -35,6 +37,13 @@ impl Clock {
     pub async fn sleep(&self, span: Micros) {
         tokio::time::sleep(Duration::from(span)).await;
     }
+}
+
+/// How far time has come that never steps, for time-outs; tests can pause it with tokio's.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+pub fn instant() -> Instant {
+    Instant::now()
 }
 
 /// A clock for tests. Clones share their time.

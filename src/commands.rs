@@ -117,10 +117,10 @@ pub(crate) fn explain(args: ExplainArgs) -> ExitCode {
 /// A service that has counted nothing yet.
 fn idle_service(config: Live) -> Service<Arc<Memory>> {
     let telemetry = Arc::new(Telemetry::new());
-    let memory = || Memory::new(1, telemetry.store());
+    let memory = || Arc::new(Memory::new(1, telemetry.memory("store")));
     Service::new(
         Arc::new(config),
-        Arc::new(memory()),
+        memory(),
         Fallback::new(memory(), 1),
         Clock::System,
         telemetry.clone(),
@@ -128,6 +128,7 @@ fn idle_service(config: Live) -> Service<Arc<Memory>> {
             failure_mode: FailureMode::Open,
             store_timeout: Micros::MAX,
             holds_max: 1,
+            requests_max: 1,
         },
     )
 }

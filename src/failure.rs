@@ -1,5 +1,7 @@
 //! What is answered when the store cannot.
 
+use std::sync::Arc;
+
 use crate::algorithm::{Limit, Micros, Policy};
 use crate::config::FailureMode;
 use crate::store::memory::Memory;
@@ -12,7 +14,7 @@ pub const CLOSED_RETRY_AFTER: Micros = Micros(5 * Micros::PER_SECOND);
 #[derive(Debug)]
 pub struct Fallback {
     /// Counts for the `local` mode.
-    memory: Memory,
+    memory: Arc<Memory>,
     /// How many instances share the limits; at least 1.
     replicas: u32,
 }
@@ -34,7 +36,7 @@ pub enum Answer {
 impl Fallback {
     /// Counts in `memory`, at one part in `replicas` of each limit.
     #[must_use]
-    pub fn new(memory: Memory, replicas: u32) -> Self {
+    pub fn new(memory: Arc<Memory>, replicas: u32) -> Self {
         Self {
             memory,
             replicas: replicas.max(1),

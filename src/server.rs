@@ -4,6 +4,8 @@
 //! call never crosses threads, which costs more than the decision itself. The configuration, the
 //! store and the metrics are shared. HTTP and the debug port run on a runtime of their own.
 
+mod store;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -13,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use store::Stores;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
@@ -24,12 +27,11 @@ use crate::config::{Config, ConfigError, FailureMode, Live, files, parse};
 use crate::failure::Fallback;
 use crate::request::Bounds;
 use crate::service::{Options, Service};
-use crate::settings::{ConfigSettings, DefaultFailureMode, Hidden, Settings};
-use crate::store::any::AnyStore;
-use crate::store::denials::Denials;
+use crate::settings::{ConfigSettings, DefaultFailureMode, Settings};
+use crate::store::drill::Drill;
 use crate::store::memory::Memory;
-use crate::store::redis::url::{RedisUrl, StoreUrl, UrlError};
-use crate::store::redis::{Access, Redis, RedisOptions, Secret};
+use crate::store::redis::Redis;
+use crate::store::redis::url::{StoreUrl, UrlError};
 use crate::telemetry::Telemetry;
 use crate::transport::http::Readiness;
 use crate::transport::{debug, http, rls};
@@ -158,20 +160,12 @@ impl Server {
             http,
             debug,
         } = self;
-        let memory = Arc::new(Memory::new(settings.memory_counters_max, telemetry.store()));
-        let local = Memory::new(settings.memory_counters_max, telemetry.store());
-        let store = match store_url {
-            StoreUrl::Memory => AnyStore::Memory(memory.clone()),
-            StoreUrl::Redis(url) => {
-                let redis = redis(url, &settings, clock.clone());
-                let denials = Denials::new(redis, settings.denials_max, telemetry.denials());
-                AnyStore::Redis(Box::new(denials))
-            }
-        };
+        let drill = Drill::new(clock.clone());
+        let stores = Stores::new(store_url, &settings, &clock, &telemetry, drill.clone());
         let service = Arc::new(Service::new(
             config.clone(),
-            store,
-            Fallback::new(local, settings.replicas),
+            stores.shared,
+            Fallback::new(stores.local, settings.replicas),
             clock.clone(),
             telemetry.clone(),
             options(&settings),
@@ -195,12 +189,13 @@ impl Server {
             bounds,
             message_max,
         );
-        let debug_router = debug::router(service, config, bounds, message_max);
+        let debug_router = debug::router(service, config, drill, bounds, message_max);
 
         let (stop, stopped) = watch::channel(false);
         let workers = Workers::start(&settings, &routes, &stopped).map_err(ServeError::Start)?;
         let accepting = tokio::spawn(accept(grpc, workers.senders.clone(), stopped.clone()));
-        let sweeping = tokio::spawn(sweep(memory, clock));
+        let sweeping = tokio::spawn(sweep(stores.in_memory, clock));
+        let greeting = tokio::spawn(greet(stores.redis));
         let http = tokio::spawn(serve_http(http, http_router, stopped.clone()));
         let debug = tokio::spawn(serve_http(debug, debug_router, stopped));
         rls::report_health(&health_reporter, true).await;
@@ -213,6 +208,7 @@ impl Server {
         rls::report_health(&health_reporter, false).await;
         let _nobody_left = stop.send(true);
         sweeping.abort();
+        greeting.abort();
         let drained = async {
             let _ended = accepting.await;
             workers.ended().await;
@@ -338,11 +334,20 @@ async fn serve_http(listener: TcpListener, router: Router, stopped: watch::Recei
     }
 }
 
-async fn sweep(store: Arc<Memory>, clock: Clock) {
+async fn sweep(stores: Vec<Arc<Memory>>, clock: Clock) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         ticks.tick().await;
-        store.sweep(clock.now());
+        for store in &stores {
+            store.sweep(clock.now());
+        }
+    }
+}
+
+/// Nobody waits for it: a process without its store serves, by its failure modes.
+async fn greet(redis: Option<Arc<Redis>>) {
+    if let Some(redis) = redis {
+        redis.greet().await;
     }
 }
 
@@ -379,33 +384,8 @@ fn options(settings: &Settings) -> Options {
         failure_mode: failure_mode(settings.failure_mode),
         store_timeout: settings.store_timeout.into(),
         holds_max: settings.holds_max.min(tokio::sync::Semaphore::MAX_PERMITS),
+        requests_max: settings.requests_max,
     }
-}
-
-/// How many times its own deadline a call may be late before its connection is given up: a server
-/// that is slow now and then is not worth connecting to anew.
-const LATE_MAX: u32 = 5;
-
-fn redis(url: RedisUrl, settings: &Settings, clock: Clock) -> Redis {
-    let redis = &settings.redis;
-    let text = |password: &Hidden| Secret::Text(password.0.clone());
-    let file = redis.password_file.clone().map(Secret::File);
-    let access = Access {
-        user: redis.user.clone(),
-        password: redis.password.as_ref().map(text).or(file),
-        sentinel_user: redis.sentinel_user.clone(),
-        sentinel_password: redis.sentinel_password.as_ref().map(text),
-        ca_file: redis.tls_ca.clone(),
-        certificate: redis.tls_cert.clone().zip(redis.tls_key.clone()),
-    };
-    let options = RedisOptions {
-        prefix: redis.prefix.clone(),
-        connections: redis.connections,
-        connect_timeout: redis.connect_timeout,
-        round_trip_timeout: settings.store_timeout.saturating_mul(LATE_MAX),
-        queue_max: redis.queue_max as usize,
-    };
-    Redis::new(url, access, &options, clock)
 }
 
 fn bounds(settings: &Settings) -> Bounds {

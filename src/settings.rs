@@ -33,6 +33,8 @@ pub const REDIS_CONNECT_TIMEOUT_DEFAULT: &str = "100ms";
 pub const REDIS_QUEUE_MAX_DEFAULT: u32 = 4_096;
 /// A held reply is a stream and a timer: some kilobytes.
 pub const HOLDS_MAX_DEFAULT: usize = 10_000;
+/// Some kilobytes each, and many times what a store that keeps its deadline ever has waiting.
+pub const REQUESTS_MAX_DEFAULT: usize = 16_384;
 /// Many times what a request for a dozen descriptors needs.
 pub const MESSAGE_BYTES_MAX_DEFAULT: usize = 64 * 1024;
 /// Envoy sends one descriptor per rate limit action list of a route; a dozen is a lot.
@@ -116,7 +118,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "COMPORTA_HTTP_ADDR", default_value = HTTP_ADDR_DEFAULT)]
     pub http_addr: SocketAddr,
 
-    /// Where /rlconfig and /explain are served
+    /// Where /rlconfig, /explain, /counters and /drill are served
     #[arg(long, value_name = "ADDR", env = "COMPORTA_DEBUG_ADDR", default_value = DEBUG_ADDR_DEFAULT)]
     pub debug_addr: SocketAddr,
 
@@ -127,6 +129,10 @@ pub struct Settings {
     /// Replies that leaky buckets may hold at a time; beyond it they deny
     #[arg(long, value_name = "N", env = "COMPORTA_HOLDS_MAX", default_value_t = HOLDS_MAX_DEFAULT)]
     pub holds_max: usize,
+
+    /// Requests that may wait for the store at a time; beyond it the failure mode answers
+    #[arg(long, value_name = "N", env = "COMPORTA_REQUESTS_MAX", default_value_t = REQUESTS_MAX_DEFAULT)]
+    pub requests_max: usize,
 
     /// Bytes in a request at most
     #[arg(long, value_name = "BYTES", env = "COMPORTA_MESSAGE_BYTES_MAX", default_value_t = MESSAGE_BYTES_MAX_DEFAULT)]

@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Key, KeyName, Label, Level, Metadata, Recorder, Sh
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 13] = [
+pub const METRICS: [(&str, &str); 14] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (REQUESTS, "Requests answered, by overall code."),
@@ -33,17 +33,24 @@ pub const METRICS: [(&str, &str); 13] = [
         "Requests answered without the store, by domain, failure mode and reason.",
     ),
     (
+        BREAKER_STATE,
+        "Whether a node of the store is asked: 0 if it is, 2 if it failed lately, 1 during a probe.",
+    ),
+    (
         HELD,
         "Replies that are being held for a leaky bucket's turn.",
     ),
-    (COUNTERS, "Counters in the embedded store."),
+    (
+        COUNTERS,
+        "Counters in memory, of the embedded store or of the failure mode `local`.",
+    ),
     (
         COUNTERS_EXPIRED,
-        "Idle counters that the embedded store forgot.",
+        "Idle counters in memory that were forgotten.",
     ),
     (
         COUNTERS_EVICTED,
-        "Counters that had to make room, by what they were.",
+        "Counters in memory that had to make room, by what they were.",
     ),
 ];
 
@@ -55,6 +62,7 @@ const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
 const DECISIONS: &str = "comporta_decisions_total";
 const HITS: &str = "comporta_hits_total";
 const DEGRADED: &str = "comporta_degraded_total";
+const BREAKER_STATE: &str = "comporta_store_breaker_state";
 const REMEMBERED_DENIALS: &str = "comporta_remembered_denials_total";
 const HELD: &str = "comporta_held_replies";
 const COUNTERS: &str = "comporta_counters";
@@ -94,9 +102,13 @@ pub const VALUE_SERIES_MAX: usize = 1_000;
 #[derive(Clone, Debug)]
 pub struct DenialMeter(Counter);
 
-/// The metrics of the embedded store.
+/// The metric of one node of a shared store.
+#[derive(Debug)]
+pub struct NodeMeter(Gauge);
+
+/// The metrics of counters in memory.
 #[derive(Clone, Debug)]
-pub struct StoreMeter {
+pub struct MemoryMeter {
     counters: Gauge,
     expired: Counter,
     evicted: [(&'static str, Counter); 3],
@@ -175,16 +187,18 @@ impl Telemetry {
         }
     }
 
-    /// The meter of the embedded store.
+    /// The meter of counters in memory, which are used as the store or in its place.
     #[must_use]
-    pub fn store(&self) -> StoreMeter {
+    pub fn memory(&self, used_as: &'static str) -> MemoryMeter {
+        let labels = || vec![Label::new("used_as", used_as)];
         let evicted = |kind| {
-            let labels = vec![Label::new("kind", kind)];
+            let mut labels = labels();
+            labels.push(Label::new("kind", kind));
             (kind, counter(&self.recorder, COUNTERS_EVICTED, labels))
         };
-        StoreMeter {
-            counters: gauge(&self.recorder, COUNTERS, vec![]),
-            expired: counter(&self.recorder, COUNTERS_EXPIRED, vec![]),
+        MemoryMeter {
+            counters: gauge(&self.recorder, COUNTERS, labels()),
+            expired: counter(&self.recorder, COUNTERS_EXPIRED, labels()),
             evicted: ["idle", "counting", "denied"].map(evicted),
         }
     }
@@ -193,6 +207,13 @@ impl Telemetry {
     #[must_use]
     pub fn denials(&self) -> DenialMeter {
         DenialMeter(counter(&self.recorder, REMEMBERED_DENIALS, vec![]))
+    }
+
+    /// The meter of a node of a shared store.
+    #[must_use]
+    pub fn node(&self, name: &str) -> NodeMeter {
+        let labels = vec![Label::new("node", name.to_owned())];
+        NodeMeter(gauge(&self.recorder, BREAKER_STATE, labels))
     }
 
     /// A configuration is in force.
@@ -281,7 +302,14 @@ impl DenialMeter {
     }
 }
 
-impl StoreMeter {
+impl NodeMeter {
+    /// Its breaker is in this state.
+    pub(crate) fn set(&self, state: u8) {
+        self.0.set(state);
+    }
+}
+
+impl MemoryMeter {
     /// Idle counters were forgotten.
     pub(crate) fn swept(&self, expired: usize, left: usize) {
         self.expired

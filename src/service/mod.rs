@@ -5,6 +5,7 @@ mod plan;
 mod record;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -36,6 +37,7 @@ pub struct Service<S> {
     clock: Clock,
     telemetry: Arc<Telemetry>,
     holds: Semaphore,
+    in_flight: AtomicUsize,
     options: Options,
 }
 
@@ -48,6 +50,8 @@ pub struct Options {
     pub store_timeout: Micros,
     /// Replies that may be held at the same time.
     pub holds_max: usize,
+    /// Requests that may wait for the store at the same time.
+    pub requests_max: usize,
 }
 
 /// Why a request gets no decision.
@@ -78,6 +82,7 @@ impl<S: Store> Service<S> {
             clock,
             telemetry,
             holds: Semaphore::new(options.holds_max),
+            in_flight: AtomicUsize::new(0),
             options,
         }
     }
@@ -133,6 +138,7 @@ impl<S: Store> Service<S> {
         if checks.is_empty() {
             return Ok(Charged::default());
         }
+        let _in_flight = InFlight::begin(&self.in_flight, self.options.requests_max)?;
         let deadline = self.options.store_timeout.min(time_left(request));
         self.store.charge(checks, now, deadline).await
     }
@@ -169,6 +175,27 @@ impl<S: Store> Service<S> {
         } else {
             None
         }
+    }
+}
+
+/// A request that waits for the store, while it lives.
+struct InFlight<'s>(&'s AtomicUsize);
+
+impl<'s> InFlight<'s> {
+    fn begin(in_flight: &'s AtomicUsize, max: usize) -> Result<Self, StoreError> {
+        let others = in_flight.fetch_add(1, Ordering::Relaxed);
+        let begun = Self(in_flight);
+        if others < max {
+            Ok(begun)
+        } else {
+            Err(StoreError::Shed)
+        }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::denials::Denials;
+use super::drill::Drilled;
 use super::memory::Memory;
 use super::redis::Redis;
 use super::{Charged, Check, CounterKey, Store, StoreError};
@@ -12,9 +13,9 @@ use crate::algorithm::{Micros, State};
 #[derive(Debug)]
 pub enum AnyStore {
     /// The embedded one.
-    Memory(Arc<Memory>),
+    Memory(Drilled<Arc<Memory>>),
     /// Redis, with what it denied remembered.
-    Redis(Box<Denials<Redis>>),
+    Redis(Box<Denials<Drilled<Arc<Redis>>>>),
 }
 
 impl Store for AnyStore {

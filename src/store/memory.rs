@@ -18,7 +18,7 @@ use super::table::{self, Evicted, Table};
 use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError};
 use super::{denies, is_charged, uncharged};
 use crate::algorithm::{self, Demand, Hits, Micros, State};
-use crate::telemetry::StoreMeter;
+use crate::telemetry::MemoryMeter;
 
 /// Enough that two cores seldom meet.
 const SHARDS: usize = 64;
@@ -30,7 +30,7 @@ pub struct Memory {
     hasher: RandomState,
     /// The shard that [`Memory::sweep`] looks at next.
     sweep_next: AtomicUsize,
-    meter: StoreMeter,
+    meter: MemoryMeter,
 }
 
 /// The locked shards of a request, by number.
@@ -39,7 +39,7 @@ type Locked<'s> = SmallVec<[(usize, MutexGuard<'s, Table>); 4]>;
 impl Memory {
     /// A store of at most about `counters_max` counters.
     #[must_use]
-    pub fn new(counters_max: usize, meter: StoreMeter) -> Self {
+    pub fn new(counters_max: usize, meter: MemoryMeter) -> Self {
         let hasher = RandomState::new();
         let capacity = counters_max.div_ceil(SHARDS);
         let shards = (0..SHARDS)

@@ -6,6 +6,7 @@
 
 pub mod any;
 pub mod denials;
+pub mod drill;
 pub mod key;
 pub mod memory;
 pub mod redis;
@@ -89,6 +90,15 @@ pub enum StoreError {
     /// It doesn't know us, or doesn't let us.
     #[error("the store does not let us in: {0}")]
     NotPermitted(String),
+    /// It failed lately, and is left alone until a probe succeeds.
+    #[error("the store is not asked until a probe succeeds; it failed last because {0}")]
+    Suspended(Arc<StoreError>),
+    /// There are more requests than this process may work on at a time.
+    #[error("too many requests are in flight")]
+    Shed,
+    /// It is made unavailable on purpose.
+    #[error("the store is unavailable because of a drill")]
+    Drill,
 }
 
 impl StoreError {
@@ -101,6 +111,11 @@ impl StoreError {
             Self::Unreachable(_) => "unreachable",
             Self::Refused(_) => "refused",
             Self::NotPermitted(_) => "not_permitted",
+            // Whom to call doesn't change because it is no longer tried.
+            Self::Suspended(cause) if matches!(**cause, Self::NotPermitted(_)) => cause.reason(),
+            Self::Suspended(_) => "breaker_open",
+            Self::Shed => "shed",
+            Self::Drill => "drill",
         }
     }
 }

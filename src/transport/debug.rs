@@ -12,16 +12,18 @@ use serde::Serialize;
 
 use super::http::{json_response, refused};
 use super::json;
-use crate::algorithm::Hits;
+use crate::algorithm::{Hits, Micros};
 use crate::config::matcher::Entry;
 use crate::config::{Live, report};
 use crate::request::{Bounds, Descriptor, InvalidRequest, Request};
 use crate::service::{Explanation, Refusal, Service};
 use crate::store::Store;
+use crate::store::drill::{DRILL_MAX, Drill};
 
 struct Port<S> {
     service: Arc<Service<S>>,
     config: Arc<Live>,
+    drill: Drill,
     bounds: Bounds,
 }
 
@@ -29,12 +31,14 @@ struct Port<S> {
 pub fn router<S: Store>(
     service: Arc<Service<S>>,
     config: Arc<Live>,
+    drill: Drill,
     bounds: Bounds,
     message_max: usize,
 ) -> Router {
     let port = Arc::new(Port {
         service,
         config,
+        drill,
         bounds,
     });
     Router::new()
@@ -42,6 +46,12 @@ pub fn router<S: Store>(
         .route("/rlconfig", get(rlconfig::<S>))
         .route("/explain", get(explain_query::<S>).post(explain_body::<S>))
         .route("/counters", get(counters::<S>).delete(reset::<S>))
+        .route(
+            "/drill",
+            get(show_drill::<S>)
+                .post(begin_drill::<S>)
+                .delete(end_drill::<S>),
+        )
         .layer(DefaultBodyLimit::max(message_max))
         .with_state(port)
 }
@@ -49,7 +59,8 @@ pub fn router<S: Store>(
 async fn index() -> &'static str {
     "/rlconfig                      the rules in force\n\
      /explain?domain=D&key=value    how a request would be decided, and why (or POST it, as to /json)\n\
-     /counters?domain=D&key=value   what counts at present; DELETE it to count anew\n"
+     /counters?domain=D&key=value   what counts at present; DELETE it to count anew\n\
+     /drill?seconds=N               POST it to make the store unavailable for so long; DELETE it to end that\n"
 }
 
 async fn rlconfig<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
@@ -87,6 +98,38 @@ async fn reset<S: Store>(
 ) -> Response {
     let reset = async { port.service.reset(&asked(parameters, port.bounds)?).await };
     answer(reset.await)
+}
+
+async fn show_drill<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
+    drill_state(&port.drill)
+}
+
+async fn begin_drill<S: Store>(
+    State(port): State<Arc<Port<S>>>,
+    Query(parameters): Query<Vec<(String, String)>>,
+) -> Response {
+    let max = DRILL_MAX.as_secs_ceil();
+    let seconds = match &parameters[..] {
+        [(key, value)] if key == "seconds" => value.parse::<u64>().ok(),
+        _ => None,
+    };
+    let Some(seconds) = seconds.filter(|seconds| (1..=max).contains(seconds)) else {
+        let remedy = format!("write /drill?seconds=N with N from 1 to {max}\n");
+        return (StatusCode::BAD_REQUEST, remedy).into_response();
+    };
+    port.drill.begin(Micros(seconds * Micros::PER_SECOND));
+    drill_state(&port.drill)
+}
+
+async fn end_drill<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
+    port.drill.end();
+    drill_state(&port.drill)
+}
+
+fn drill_state(drill: &Drill) -> Response {
+    let left = drill.left().map_or(0, Micros::as_secs_ceil);
+    let body = format!("{{\"seconds_left\": {left}}}\n");
+    json_response(StatusCode::OK, body.into_bytes())
 }
 
 async fn explain<S: Store>(

@@ -10,7 +10,7 @@ use comporta::store::redis::{Access, Redis, RedisOptions};
 use comporta::store::{Charged, Check, Role, Store, StoreError};
 use tokio::task::JoinSet;
 
-use crate::redis::{PATIENT, check, day, key, options, url};
+use crate::redis::{PATIENT, check, day, key, options, telemetry, url};
 use crate::support::redis;
 use crate::support::redis::cluster::Cluster;
 use crate::support::server::{START, request, start_with};
@@ -30,7 +30,13 @@ fn store_at(seeds: &[String], prefix: &str) -> Arc<Redis> {
     };
     // Time stands still, so that a bucket doesn't refill.
     let clock = Clock::Manual(ManualClock::new(START));
-    Arc::new(Redis::new(url, Access::default(), &options, clock))
+    Arc::new(Redis::new(
+        url,
+        Access::default(),
+        &options,
+        clock,
+        telemetry(),
+    ))
 }
 
 fn store(cluster: &Cluster, prefix: &str) -> Arc<Redis> {

@@ -7,6 +7,7 @@ mod cluster;
 mod command_line;
 mod config_errors;
 mod envoy;
+mod failure;
 mod headers;
 mod health;
 mod http;

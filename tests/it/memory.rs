@@ -37,7 +37,10 @@ fn at(micros: u64) -> Micros {
 
 fn store(counters_max: usize) -> (Memory, Telemetry) {
     let telemetry = Telemetry::new();
-    (Memory::new(counters_max, telemetry.store()), telemetry)
+    (
+        Memory::new(counters_max, telemetry.memory("store")),
+        telemetry,
+    )
 }
 
 fn is_ok(memory: &Memory, value: &str, limit: &Limit, now: Micros) -> bool {
@@ -124,7 +127,7 @@ fn idle_counters_leave() {
     assert_eq!(memory.len(), 0);
     let metrics = telemetry.render();
     assert!(
-        metrics.contains("comporta_counters_expired_total 10000"),
+        metrics.contains("comporta_counters_expired_total{used_as=\"store\"} 10000"),
         "{metrics}"
     );
 }
@@ -159,11 +162,11 @@ fn a_denied_key_survives_a_flood_of_fresh_ones() {
     assert!(memory.len() <= 6_400, "{} counters", memory.len());
     let metrics = telemetry.render();
     assert!(
-        metrics.contains(r#"evicted_total{kind="denied"} 0"#),
+        metrics.contains(r#"evicted_total{used_as="store",kind="denied"} 0"#),
         "{metrics}"
     );
     assert!(
-        !metrics.contains(r#"evicted_total{kind="counting"} 0"#),
+        !metrics.contains(r#"evicted_total{used_as="store",kind="counting"} 0"#),
         "{metrics}"
     );
 }
@@ -180,7 +183,7 @@ fn among_denied_keys_the_soonest_to_be_free_makes_room() {
     assert!(memory.len() <= 64);
     let metrics = telemetry.render();
     assert!(
-        !metrics.contains(r#"evicted_total{kind="denied"} 0"#),
+        !metrics.contains(r#"evicted_total{used_as="store",kind="denied"} 0"#),
         "{metrics}"
     );
 }

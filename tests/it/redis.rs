@@ -10,11 +10,13 @@ use comporta::store::key::Counted;
 use comporta::store::redis::url::{RedisUrl, StoreUrl};
 use comporta::store::redis::{Access, Redis, RedisOptions, Secret};
 use comporta::store::{Check, CounterKey, Role, Store, StoreError};
+use comporta::telemetry::Telemetry;
 use tokio::task::JoinSet;
 
 use crate::support::redis;
 use crate::support::redis::sentinel::{NAME, Passwords, Sentinel};
 use crate::support::server::{START, request, start_with};
+use crate::support::wait_until;
 
 pub(crate) const PATIENT: Micros = Micros(10 * Micros::PER_SECOND);
 
@@ -23,9 +25,14 @@ pub(crate) fn options() -> RedisOptions {
         prefix: "test:".to_owned(),
         connections: 2,
         connect_timeout: Duration::from_secs(5),
+        call_timeout: Duration::from_secs(10),
         round_trip_timeout: Duration::from_secs(10),
         queue_max: 10_000,
     }
+}
+
+pub(crate) fn telemetry() -> Arc<Telemetry> {
+    Arc::new(Telemetry::new())
 }
 
 pub(crate) fn url(text: &str) -> RedisUrl {
@@ -36,7 +43,13 @@ pub(crate) fn url(text: &str) -> RedisUrl {
 }
 
 fn store(url_text: &str, access: Access) -> Arc<Redis> {
-    Arc::new(Redis::new(url(url_text), access, &options(), Clock::System))
+    Arc::new(Redis::new(
+        url(url_text),
+        access,
+        &options(),
+        Clock::System,
+        telemetry(),
+    ))
 }
 
 pub(crate) fn key(value: &str, limit: &Limit) -> CounterKey {
@@ -74,6 +87,7 @@ async fn race(server: &redis::Redis, value: &'static str, limit: &Limit) -> (usi
             Access::default(),
             &options(),
             clock.clone(),
+            telemetry(),
         );
         let instance = Arc::new(instance);
         for _ in 0..64 {
@@ -182,6 +196,7 @@ async fn a_full_queue_is_said_at_once() {
         Access::default(),
         &options,
         Clock::System,
+        telemetry(),
     );
     let store = Arc::new(store);
     let limit = day(Policy::FixedWindow, 500);
@@ -369,6 +384,9 @@ descriptors:
     let redis_url = redis.url();
     let server = start_with(rules, &["--store", &redis_url, "--store-timeout", "5s"]);
     let mut client = server.client().await;
+    wait_until("the server has asked whether it is there", || {
+        redis.calls("evalsha") == 1
+    });
     let mut passed = 0;
     for _ in 0..10 {
         for ask in [
@@ -384,7 +402,7 @@ descriptors:
     }
     assert_eq!(passed, 10 + 2, "every ten seconds, and every minute");
     // Each pass, and the denial after it.
-    assert_eq!(redis.calls("evalsha"), 2 * 12);
+    assert_eq!(redis.calls("evalsha"), 1 + 2 * 12);
     let (_, metrics) = crate::support::http::get(server.ports.http, "/metrics");
     assert!(
         metrics.contains("comporta_remembered_denials_total 976"),

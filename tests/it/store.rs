@@ -16,12 +16,18 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
-use crate::redis::{PATIENT, options, url};
+use crate::redis::{PATIENT, options, telemetry, url};
 use crate::support::redis;
 use crate::support::server::START;
 
 fn store(server: &redis::Redis, clock: Clock) -> Redis {
-    Redis::new(url(&server.url()), Access::default(), &options(), clock)
+    Redis::new(
+        url(&server.url()),
+        Access::default(),
+        &options(),
+        clock,
+        telemetry(),
+    )
 }
 
 /// Windows of a minute and more: Redis expires keys by its own clock, which runs.
@@ -187,7 +193,7 @@ fn same_as_memory<S: Store, T: Debug + PartialEq>(
     let ran = runner.run(&history(goes_back), |(few, steps)| {
         case.set(case.get() + 1);
         let few: Vec<_> = few.iter().map(|index| index.get(&limits)).collect();
-        let memory = Memory::new(1_000, Telemetry::new().store());
+        let memory = Memory::new(1_000, Telemetry::new().memory("store"));
         let mut announced = Vec::new();
         clock.set(Micros(START.0 + 3_600_000_000));
         for (number, (step, request)) in steps.iter().enumerate() {

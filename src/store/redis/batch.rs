@@ -4,16 +4,20 @@
 //! timer: at low load a request goes out at once and alone; under load a call carries what has queued,
 //! and costs Redis a fraction per request.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::timeout;
 
-use super::error::{Failure, Remedy, remedy};
+use super::error::{Failure, Health, Remedy, health, remedy, store_error};
+use super::node::Node;
 use super::pool::{LastFailure, Link, Manager};
 use super::script::{self, Answer, Argument, Ask, Call, Garbled};
 use super::slots::Slot;
+use crate::algorithm::Micros;
 use crate::clock::Clock;
 use crate::store::StoreError;
 
@@ -24,6 +28,7 @@ const BATCH_MAX: usize = 128;
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
     queue: mpsc::Sender<Queued>,
+    node: Arc<Node>,
 }
 
 /// What lanes are made by.
@@ -35,10 +40,22 @@ pub(super) struct LaneOptions {
     pub(super) queue_max: usize,
     /// How long a connection may take to be made.
     pub(super) connect_timeout: Duration,
+    /// A server that takes longer for one call is of no use to callers.
+    pub(super) call_timeout: Duration,
     /// What counters' names begin with.
     pub(super) prefix: Arc<[u8]>,
     /// A manual clock's time is given to the script; otherwise Redis' own counts.
     pub(super) clock: Clock,
+}
+
+impl LaneOptions {
+    /// The time to give to the script, if it isn't Redis' own.
+    pub(super) fn manual_now(&self) -> Option<Micros> {
+        match &self.clock {
+            Clock::System => None,
+            Clock::Manual(clock) => Some(clock.now()),
+        }
+    }
 }
 
 /// How an ask is sent. Only in a cluster is there a choice.
@@ -76,8 +93,9 @@ struct Run {
 
 impl Lane {
     /// Starts workers on this runtime.
-    pub(super) fn start(manager: Manager, options: &LaneOptions) -> Self {
+    pub(super) fn start(node: Arc<Node>, options: &LaneOptions) -> Self {
         let (queue, asks) = mpsc::channel(options.queue_max.clamp(1, mpsc_max()));
+        let manager = node.manager().clone();
         let connecting = manager.last_failure();
         let pool = bb8::Pool::builder()
             .max_size(options.connections.max(1))
@@ -91,11 +109,12 @@ impl Lane {
                 asks: asks.clone(),
                 pool: pool.clone(),
                 connecting: connecting.clone(),
+                node: node.clone(),
                 options: options.clone(),
             };
             tokio::spawn(worker.run());
         }
-        Self { queue }
+        Self { queue, node }
     }
 
     /// Whether its runtime is gone, and its workers with it.
@@ -105,6 +124,7 @@ impl Lane {
 
     /// Asks. Whoever stops waiting before it is sent takes it back.
     pub(super) async fn ask(&self, ask: Ask, route: Route) -> Result<Answer, Failure> {
+        self.node.admit()?;
         let (answer, answered) = oneshot::channel();
         let queued = Queued { ask, route, answer };
         self.queue
@@ -126,6 +146,7 @@ struct Worker {
     pool: bb8::Pool<Manager>,
     /// How connecting went last.
     connecting: LastFailure,
+    node: Arc<Node>,
     options: LaneOptions,
 }
 
@@ -167,8 +188,35 @@ impl Worker {
         }
     }
 
-    /// A reply for each run.
+    /// A reply for each run; how it went is noted.
     async fn exchange(&self, runs: &[Run]) -> Result<Vec<RedisResult<Value>>, Failure> {
+        let slot = runs.first().map_or(Slot::default(), |run| run.route.slot);
+        let mut replies = pin!(self.connect_and_send(runs));
+        let in_time = timeout(self.options.call_timeout, &mut replies).await;
+        let is_late = in_time.is_err();
+        let replies = match in_time {
+            Ok(replies) => replies,
+            Err(_elapsed) => {
+                // Noted at once: whoever asked has been answered by the failure mode by now.
+                self.node.failed(&StoreError::Timeout, slot);
+                replies.await
+            }
+        };
+        match &replies {
+            Ok(replies) => {
+                let errors = || replies.iter().filter_map(|reply| reply.as_ref().err());
+                if let Some(error) = errors().find(|error| health(error) == Health::Ill) {
+                    self.node.failed(&store_error(error), slot);
+                } else if !is_late && replies.iter().any(is_from_a_well_server) {
+                    self.node.answered();
+                }
+            }
+            Err(failure) => self.node.failed(&failure.error, slot),
+        }
+        replies
+    }
+
+    async fn connect_and_send(&self, runs: &[Run]) -> Result<Vec<RedisResult<Value>>, Failure> {
         let mut link = self.pool.get().await.map_err(|error| match error {
             bb8::RunError::User(error) => error,
             bb8::RunError::TimedOut => self.connecting.get(),
@@ -240,37 +288,42 @@ impl Worker {
     }
 
     fn pipeline<'r>(&self, runs: impl Iterator<Item = &'r Run>) -> Pipeline {
-        let now = match &self.options.clock {
-            Clock::System => None,
-            Clock::Manual(clock) => Some(clock.now()),
-        };
+        let now = self.options.manual_now();
         let mut pipe = redis::pipe();
         pipe.ignore_errors();
         for run in runs {
             if run.route.asking {
                 pipe.cmd("ASKING").ignore();
             }
-            pipe.add_command(self.command(&Call::new(run.asks(), now)));
+            pipe.add_command(command(&self.options.prefix, &Call::new(run.asks(), now)));
         }
         pipe
     }
+}
 
-    fn command(&self, call: &Call<'_>) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(script::sha1()).arg(call.keys.len());
-        let mut name = self.options.prefix.to_vec();
-        for key in &call.keys {
-            name.truncate(self.options.prefix.len());
-            name.extend_from_slice(key);
-            command.arg(&name[..]);
-        }
-        for argument in &call.arguments {
-            match argument {
-                Argument::Number(number) => command.arg(number),
-                Argument::Question(question) => command.arg(question),
-            };
-        }
-        command
+/// Runs the script.
+pub(super) fn command(prefix: &[u8], call: &Call<'_>) -> Cmd {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(script::sha1()).arg(call.keys.len());
+    let mut name = prefix.to_vec();
+    for key in &call.keys {
+        name.truncate(prefix.len());
+        name.extend_from_slice(key);
+        command.arg(&name[..]);
+    }
+    for argument in &call.arguments {
+        match argument {
+            Argument::Number(number) => command.arg(number),
+            Argument::Question(question) => command.arg(question),
+        };
+    }
+    command
+}
+
+fn is_from_a_well_server(reply: &RedisResult<Value>) -> bool {
+    match reply {
+        Ok(_) => true,
+        Err(error) => health(error) == Health::Well,
     }
 }
 

@@ -86,6 +86,20 @@ impl Cluster {
         }
     }
 
+    /// Says at once whether the nodes can be reached.
+    pub(super) async fn greet(self: &Arc<Self>) {
+        match self.learned().await {
+            Ok(()) => {
+                let nodes = self.slots.load().nodes().len();
+                tracing::info!(nodes, "the cluster answers");
+            }
+            Err(error) => tracing::warn!(
+                %error,
+                "no node of the cluster answers; the failure modes do until one is there",
+            ),
+        }
+    }
+
     pub(super) fn slot_of(&self, key: &CounterKey) -> Slot {
         slot_of(&self.lanes.name(key.as_bytes()))
     }
@@ -261,6 +275,7 @@ impl Cluster {
         for node in self.teachers() {
             match timeout(self.lanes.connect_timeout() * 2, self.slots_by(&node)).await {
                 Ok(Ok(slots)) => {
+                    self.lanes.retire_others(slots.nodes());
                     self.slots.store(Arc::new(slots));
                     return Ok(());
                 }

@@ -16,6 +16,17 @@ pub(super) enum Remedy {
     LoadScript,
 }
 
+/// What an error says about the server that it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    /// It is up to its work.
+    Well,
+    /// It will serve nobody for now.
+    Ill,
+    /// Nothing: it may be about this counter alone.
+    Unknown,
+}
+
 /// Why a call has no answer.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
@@ -80,6 +91,18 @@ pub(super) fn remedy(error: &RedisError) -> Remedy {
     }
 }
 
+pub(super) fn health(error: &RedisError) -> Health {
+    match error.code() {
+        Some("MOVED" | "ASK" | "TRYAGAIN" | "NOSCRIPT") => Health::Well,
+        Some(
+            "READONLY" | "LOADING" | "MASTERDOWN" | "NOREPLICAS" | "CLUSTERDOWN" | "OOM"
+            | "MISCONF" | "BUSY" | "NOAUTH" | "WRONGPASS" | "NOPERM",
+        )
+        | None => Health::Ill,
+        Some(_) => Health::Unknown,
+    }
+}
+
 /// What to tell the failure path.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     if error.is_timeout() {
@@ -88,6 +111,14 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     match error.code() {
         Some(code @ ("NOAUTH" | "WRONGPASS" | "NOPERM")) => {
             StoreError::NotPermitted(code.to_owned())
+        }
+        // The script is longer than what a stranger may send, which is said before who we are is asked.
+        Some(_)
+            if error
+                .detail()
+                .is_some_and(|detail| detail.contains("unauthenticated")) =>
+        {
+            StoreError::NotPermitted("NOAUTH".to_owned())
         }
         Some(code) => StoreError::Refused(code.to_owned()),
         None if error.kind() == redis::ErrorKind::AuthenticationFailed => {

@@ -2,11 +2,14 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::batch::{Lane, LaneOptions};
+use super::node::Node;
 use super::pool::{Access, Manager};
 use super::url::{Address, RedisUrl, Server};
+use crate::telemetry::Telemetry;
 
 /// Makes lanes, and finds those that there are.
 pub(super) struct Lanes {
@@ -16,6 +19,9 @@ pub(super) struct Lanes {
     access: Access,
     round_trip_timeout: Duration,
     options: LaneOptions,
+    /// What all runtimes know of each node that any of them has a lane to.
+    nodes: Mutex<Vec<(Option<Address>, Weak<Node>)>>,
+    telemetry: Arc<Telemetry>,
 }
 
 struct Known {
@@ -38,6 +44,7 @@ impl Lanes {
         access: Access,
         round_trip_timeout: Duration,
         options: LaneOptions,
+        telemetry: Arc<Telemetry>,
     ) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -46,6 +53,8 @@ impl Lanes {
             access,
             round_trip_timeout,
             options,
+            nodes: Mutex::default(),
+            telemetry,
         }
     }
 
@@ -86,7 +95,7 @@ impl Lanes {
                 return known.lane.clone();
             }
             lanes.retain(|known| known.is_needed(self.id, nodes));
-            let lane = Lane::start(self.manager(node), &self.options);
+            let lane = Lane::start(self.node(node), &self.options);
             lanes.push(Known {
                 store: self.id,
                 node: node.cloned(),
@@ -94,5 +103,42 @@ impl Lanes {
             });
             lane
         })
+    }
+
+    /// The server that the URL means, or this node.
+    pub(super) fn node(&self, address: Option<&Address>) -> Arc<Node> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(known, _): &&(Option<Address>, _)| known.as_ref() == address;
+        if let Some(node) = nodes
+            .iter()
+            .find(is_it)
+            .and_then(|(_, node)| node.upgrade())
+        {
+            return node;
+        }
+        nodes.retain(|(_, node)| node.strong_count() > 0);
+        let name = address.map_or_else(|| self.url.to_string(), ToString::to_string);
+        let node = Arc::new(Node::new(
+            name.clone(),
+            address.is_some(),
+            self.manager(address),
+            self.options.clone(),
+            self.telemetry.node(&name),
+        ));
+        nodes.push((address.cloned(), Arc::downgrade(&node)));
+        node
+    }
+
+    /// Nodes that are not among these are not asked any more, and need no probes.
+    pub(super) fn retire_others(&self, needed: &[Address]) {
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        for (address, node) in &*nodes {
+            let is_needed = address
+                .as_ref()
+                .is_none_or(|address| needed.contains(address));
+            if let Some(node) = node.upgrade().filter(|_| !is_needed) {
+                node.retire();
+            }
+        }
     }
 }

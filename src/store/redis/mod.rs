@@ -4,9 +4,11 @@
 //! the last call was in flight goes out as the next, as one run of the script for all of it.
 
 mod batch;
+mod breaker;
 mod cluster;
 mod error;
 mod lanes;
+mod node;
 mod pool;
 pub mod script;
 mod slots;
@@ -30,6 +32,7 @@ use url::{RedisUrl, Server};
 use super::{Charged, Check, CounterKey, Store, StoreError};
 use crate::algorithm::{Demand, Hits, Micros, State};
 use crate::clock::Clock;
+use crate::telemetry::Telemetry;
 
 /// Counters in Redis.
 pub struct Redis {
@@ -54,6 +57,8 @@ pub struct RedisOptions {
     pub connections: u32,
     /// How long a connection may take to be made.
     pub connect_timeout: Duration,
+    /// How long a call may take; a server that often takes longer is not asked for a while.
+    pub call_timeout: Duration,
     /// How long a call may take before its connection is given up.
     pub round_trip_timeout: Duration,
     /// Requests of each runtime that may wait.
@@ -66,11 +71,18 @@ const FORMAT: &str = "1:";
 impl Redis {
     /// Connects to nothing yet: the first request does.
     #[must_use]
-    pub fn new(url: RedisUrl, access: Access, options: &RedisOptions, clock: Clock) -> Self {
+    pub fn new(
+        url: RedisUrl,
+        access: Access,
+        options: &RedisOptions,
+        clock: Clock,
+        telemetry: Arc<Telemetry>,
+    ) -> Self {
         let lane_options = LaneOptions {
             connections: options.connections,
             queue_max: options.queue_max,
             connect_timeout: options.connect_timeout,
+            call_timeout: options.call_timeout,
             prefix: format!("{}{FORMAT}", options.prefix).into_bytes().into(),
             clock,
         };
@@ -79,6 +91,7 @@ impl Redis {
             access,
             options.round_trip_timeout,
             lane_options,
+            telemetry,
         );
         let topology = match &url.server {
             Server::At(_) | Server::Named { .. } => Topology::One(Box::new(lanes)),
@@ -87,6 +100,14 @@ impl Redis {
             }
         };
         Self { url, topology }
+    }
+
+    /// Asks before anybody else does, so that the log says at once whether there is a store.
+    pub async fn greet(&self) {
+        match &self.topology {
+            Topology::One(lanes) => lanes.node(None).greet().await,
+            Topology::Many(cluster) => cluster.greet().await,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, TlsCertificates,
+    ProtocolVersion, RedisConnectionInfo, RedisError, TlsCertificates,
 };
 
 use super::error::{Remedy, remedy, store_error};
@@ -22,6 +22,7 @@ use crate::store::StoreError;
 const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Makes connections to one server for a bb8 pool.
+#[derive(Clone)]
 pub(super) struct Manager {
     url: RedisUrl,
     access: Access,
@@ -129,11 +130,19 @@ impl Manager {
                 .as_ref()
                 .or(self.access.password.as_ref()),
         )?;
-        let settings = settings.set_db(self.url.database.into());
         let mut connection = self.connect_to(&address, settings).await?;
-        let load = script::load();
-        let loaded = load.exec_async(&mut connection).await;
-        loaded.map_err(|error| store_error(&error))?;
+        let mut select = redis::cmd("SELECT");
+        select.arg(self.url.database);
+        // The client's own selection hides why it was refused, such as for want of a password.
+        let is_elsewhere = self.url.database != 0;
+        for command in is_elsewhere
+            .then_some(select)
+            .into_iter()
+            .chain([script::load()])
+        {
+            let done = command.exec_async(&mut connection).await;
+            done.map_err(|error| store_error(&error))?;
+        }
         Ok(connection)
     }
 
@@ -176,7 +185,10 @@ impl Manager {
         user: Option<&String>,
         password: Option<&Secret>,
     ) -> Result<RedisConnectionInfo, StoreError> {
-        let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
+        // The newer protocol's greeting hides why a server turns us away, and gives us nothing more.
+        let mut settings = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP2)
+            .set_skip_set_lib_name();
         if let Some(user) = user {
             settings = settings.set_username(user);
         }

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::cluster::Cluster;
 use super::script::{Answer, Ask};
 use super::slots::Slot;
 use crate::algorithm::{Demand, Hits, Outcome, State};
+use crate::clock::instant;
 use crate::store::{Charged, Check, Outcomes, Role, StoreError, denies, uncharged};
 
 /// What is given back may be on its way for longer than its request has time.
@@ -228,5 +229,5 @@ async fn give_back<'g, 'c: 'g>(
 
 /// When a time that begins now is over.
 pub(super) fn ends_after(time: Duration) -> Instant {
-    sleep(time).deadline()
+    instant() + time
 }
