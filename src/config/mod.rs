@@ -71,6 +71,11 @@ impl Live {
     pub fn current(&self) -> arc_swap::Guard<Arc<Config>> {
         self.0.load()
     }
+
+    /// From now on requests get `config`; those that are being decided keep what they have.
+    pub fn replace(&self, config: Config) {
+        self.0.store(Arc::new(config));
+    }
 }
 
 /// One namespace of rules; Envoy names it in its filter.

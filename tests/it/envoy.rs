@@ -5,8 +5,9 @@ use std::process::Output;
 use comporta::algorithm::Micros;
 
 use crate::support::http::{Response, send};
+use crate::support::redis::Redis;
 use crate::support::server::{self, Running};
-use crate::support::{envoy, upstream};
+use crate::support::{envoy, upstream, wait_until};
 
 const RULES: &str = "
 domain: api
@@ -31,8 +32,12 @@ struct Stack {
 }
 
 fn start(rules: &str) -> Stack {
+    start_with(rules, &[])
+}
+
+fn start_with(rules: &str, flags: &[&str]) -> Stack {
     let upstream = upstream::start();
-    let server = server::start(rules);
+    let server = server::start_with(rules, flags);
     Stack {
         envoy: envoy::start(upstream.addr, server.ports.grpc),
         server,
@@ -165,4 +170,49 @@ fn login_is_limited_more_tightly_however_it_is_written() {
         }
     }
     assert_eq!(stack.failures(), 0);
+}
+
+/// The API stays open and the login closes, each with its reason in a header; then all is as before.
+#[test]
+fn when_redis_dies_each_route_does_what_its_rule_says() {
+    let rules = "
+domain: api
+failure_mode: open
+descriptors:
+  - key: remote_address
+    rate_limit: {unit: hour, requests_per_unit: 1000000}
+  - key: path
+    value: /login
+    descriptors:
+      - key: remote_address
+        failure_mode: closed
+        rate_limit: {unit: hour, requests_per_unit: 1000000}
+";
+    let mut redis = Redis::start();
+    let stack = start_with(rules, &["--store", &redis.url(), "--store-timeout", "1s"]);
+    let healthy = |path| {
+        let response = stack.get(path, &[]);
+        response.status == 200 && response.header("X-RateLimit-Degraded").is_none()
+    };
+    assert!(healthy("/") && healthy("/login"));
+    redis.kill9();
+    for _ in 0..20 {
+        let open = stack.get("/", &[]);
+        assert_eq!(open.status, 200, "{open:?}");
+        assert_eq!(open.header("X-RateLimit-Degraded").as_deref(), Some("open"));
+        let closed = stack.get("/login", &[]);
+        assert_eq!(closed.status, 429, "{closed:?}");
+        assert_eq!(
+            closed.header("X-RateLimit-Degraded").as_deref(),
+            Some("closed")
+        );
+        assert!(closed.header("Retry-After").is_some(), "{closed:?}");
+    }
+    redis.restart();
+    wait_until("it heals", || healthy("/") && healthy("/login"));
+    assert_eq!(
+        stack.failures(),
+        0,
+        "Envoy had a decision for every request"
+    );
 }

@@ -14,6 +14,8 @@ use tonic::{Code, Status};
 use crate::support::http::{delete, get, post, send};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis::Redis;
+use crate::support::redis::cluster::Cluster;
+use crate::support::redis::sentinel::{NAME, Sentinel};
 use crate::support::server::{Client, Running, request, start_with};
 use crate::support::wait_until;
 
@@ -484,6 +486,71 @@ async fn a_store_that_still_loads() {
     scene.suffers_all_along().await;
     loading.join().unwrap();
     scene.heals_exactly(0).await;
+}
+
+/// Until the sentinels agree, the failure modes answer.
+#[tokio::test]
+async fn a_failover() {
+    let mut sentinel = Sentinel::start();
+    sentinel.wait_for_replica();
+    let url = format!("redis-sentinel://{}/{NAME}", sentinel.addresses().join(","));
+    let server = start_with(RULES, &["--store", &url]);
+    let mut client = server.client().await;
+    counted(&mut client, "closed", "x").await;
+    sentinel.failover();
+    counted(&mut client, "closed", "x").await;
+    assert!(metric(&server, "comporta_degraded_total{") > 0.0);
+}
+
+/// Callers of the other nodes notice nothing, and the node is asked again once it is back.
+#[tokio::test]
+async fn a_cluster_node_that_dies_under_load() {
+    let mut cluster = Cluster::start_with(3, &["--cluster-require-full-coverage", "no"]);
+    let store = format!("redis-cluster://{}", cluster.seeds().join(","));
+    let server = start_with(RULES, &["--store", &store, "--store-timeout", "100ms"]);
+    let mut client = server.client().await;
+    let mut values: [Vec<String>; 3] = Default::default();
+    for number in 0..60 {
+        let value = number.to_string();
+        let key = format!("comporta:1:d:closed={value}:fixed86400");
+        let slot = cluster.slot_of_key(&key);
+        counted(&mut client, "closed", &value).await;
+        values[cluster.node_of_slot(slot)].push(value);
+    }
+    cluster.kill_node(2);
+    for round in 0..20 {
+        for value in values[0].iter().chain(&values[1]) {
+            let answer = client.ask(request(&[&[("closed", value)]])).await;
+            assert_eq!(judge("closed", &answer), Answered::Counted, "round {round}");
+        }
+        for value in &values[2] {
+            let answer = client.ask(request(&[&[("closed", value)]])).await;
+            assert_eq!(
+                judge("closed", &answer),
+                Answered::Degraded,
+                "round {round}"
+            );
+        }
+    }
+    let open = metric(&server, "comporta_store_breaker_state{");
+    assert!(open > 0.0 && open < 3.0, "one node's breaker: {open}");
+    cluster.nodes[2].restart();
+    for value in values.iter().flatten() {
+        counted(&mut client, "closed", value).await;
+    }
+}
+
+/// Waits until the store answers for this value.
+async fn counted(client: &mut Client, mode: &str, value: &str) {
+    let began = instant();
+    loop {
+        let answer = client.ask(request(&[&[(mode, value)]])).await;
+        if judge(mode, &answer) == Answered::Counted {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "{value}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// A limit in the failure mode `local` is this instance's share, full at first, and nothing of it is

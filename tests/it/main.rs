@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on should end")]
 
 mod algorithm;
+mod cancellation;
 mod cluster;
 mod command_line;
 mod config_errors;
@@ -17,6 +18,7 @@ mod memory;
 mod redis;
 mod rig;
 mod rls;
+mod simulation;
 mod store;
 mod support;
 mod tidy;

@@ -40,10 +40,20 @@ pub(super) struct Cluster {
 /// How far the nodes have been asked who has which slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Learning {
-    Idle,
-    Asking,
+    /// Done a while ago, or never; with what came of it.
+    Idle(Result<(), StoreError>),
+    /// With what came of the time before.
+    Asking(Result<(), StoreError>),
     /// Just done, or failed.
     Resting(Result<(), StoreError>),
+}
+
+impl Learning {
+    fn result(&self) -> &Result<(), StoreError> {
+        match self {
+            Self::Idle(result) | Self::Asking(result) | Self::Resting(result) => result,
+        }
+    }
 }
 
 /// Whoever learns; its end lets others.
@@ -51,7 +61,9 @@ struct Learner(Arc<Cluster>);
 
 impl Drop for Learner {
     fn drop(&mut self) {
-        self.0.learning.send_replace(Learning::Idle);
+        self.0.learning.send_modify(|learning| {
+            *learning = Learning::Idle(learning.result().clone());
+        });
     }
 }
 
@@ -81,7 +93,7 @@ impl Cluster {
             lanes,
             seeds,
             slots: ArcSwap::default(),
-            learning: watch::Sender::new(Learning::Idle),
+            learning: watch::Sender::new(Learning::Idle(Ok(()))),
             lessons: AtomicUsize::new(0),
         }
     }
@@ -178,18 +190,20 @@ impl Cluster {
         owner().ok_or_else(|| StoreError::Unreachable("no node has the slot".to_owned()))
     }
 
-    /// What came of the latest lesson; the next one, if that was a while ago.
+    /// What came of the latest lesson; the next one, if that was a while ago. Where the nodes were not to
+    /// be found last time, nobody waits for them to be found this time.
     async fn learned(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut learning = self.learning.subscribe();
         loop {
             self.learn_soon();
             let news = learning
-                .wait_for(|learning| *learning != Learning::Asking)
+                .wait_for(|learning| *learning != Learning::Asking(Ok(())))
                 .await;
             match news.as_deref() {
                 Ok(Learning::Resting(result)) => return result.clone(),
+                Ok(Learning::Asking(Err(error))) => return Err(error.clone()),
                 // Its runtime ended, or its rest did meanwhile.
-                Ok(Learning::Idle | Learning::Asking) => {}
+                Ok(Learning::Idle(_) | Learning::Asking(Ok(()))) => {}
                 Err(_) => return Err(StoreError::Unreachable("shutting down".to_owned())),
             }
         }
@@ -251,11 +265,11 @@ impl Cluster {
     /// Learns who has which slot, unless somebody does or just did.
     fn learn_soon(self: &Arc<Self>) {
         let starts = self.learning.send_if_modified(|learning| {
-            let is_idle = *learning == Learning::Idle;
-            if is_idle {
-                *learning = Learning::Asking;
-            }
-            is_idle
+            let Learning::Idle(result) = learning else {
+                return false;
+            };
+            *learning = Learning::Asking(result.clone());
+            true
         });
         if !starts {
             return;
