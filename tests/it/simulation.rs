@@ -4,6 +4,7 @@
 //! `SEED=n cargo test simulation` repeats the run that a failure names.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -84,6 +85,11 @@ impl Dice {
             .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
     }
+
+    fn pick<'s>(&mut self, sides: &[&'s str]) -> &'s str {
+        let number = self.roll(sides.len() as u64);
+        sides[usize::try_from(number).unwrap()]
+    }
 }
 
 const ALGORITHMS: [&str; 5] = [
@@ -105,10 +111,12 @@ fn config(requests: u64) -> Config {
             } else {
                 ""
             };
-            text += &format!(
+            writeln!(
+                text,
                 "  - key: {algorithm}-{mode}\n    failure_mode: {mode}\n    rate_limit: \
-                 {{unit: minute, requests_per_unit: {requests}, algorithm: {algorithm}{queue}}}\n"
-            );
+                 {{unit: minute, requests_per_unit: {requests}, algorithm: {algorithm}{queue}}}"
+            )
+            .unwrap();
         }
     }
     let source = Source {
@@ -185,7 +193,7 @@ async fn run(seed: u64) {
             requests_max: 10,
         },
     );
-    let mut passed: BTreeMap<(usize, usize), Passed> = BTreeMap::new();
+    let mut passed: BTreeMap<(&str, &str), Passed> = BTreeMap::new();
     // The largest limit of late: what a bucket or a window took under it may still be there.
     let mut limits = vec![(START.0, 5)];
     for step in 0..STEPS {
@@ -203,9 +211,9 @@ async fn run(seed: u64) {
                 clock.advance(Micros(MINUTE - into - dice.roll(2)));
             }
             _ => {
-                let (algorithm, mode) = (dice.roll(5) as usize, dice.roll(4) as usize);
+                let (algorithm, mode) = (dice.pick(&ALGORITHMS), dice.pick(&MODES));
                 let now = clock.now().0;
-                let name = format!("{}-{}", ALGORITHMS[algorithm], MODES[mode]);
+                let name = format!("{algorithm}-{mode}");
                 let story = format!("SEED={seed}, step {step}, {name}");
                 let answer = ask(&service, &name).await;
                 let is_well = fault.load(Ordering::Relaxed) == WELL;
@@ -217,18 +225,18 @@ async fn run(seed: u64) {
                         (!std::mem::replace(is_old, now - since >= 4 * MINUTE)).then_some(requests)
                     });
                 let most = in_force.max().unwrap();
-                match (is_well, MODES[mode], answer) {
+                match (is_well, mode, answer) {
                     (true, _, Some(Code::Ok)) => {
                         passed.counted.push(now);
-                        check_bound(ALGORITHMS[algorithm], &passed.counted, most, &story);
+                        check_bound(algorithm, &passed.counted, most, &story);
                     }
                     (false, "local", Some(Code::Ok)) => {
                         passed.local.push(now);
                         let share = (most / u64::from(REPLICAS)).max(1);
-                        check_bound(ALGORITHMS[algorithm], &passed.local, share, &story);
+                        check_bound(algorithm, &passed.local, share, &story);
                     }
                     (true | false, _, Some(Code::OverLimit))
-                        if is_well || mode == 1 || mode == 2 => {}
+                        if is_well || ["closed", "local"].contains(&mode) => {}
                     (false, "open", Some(Code::Ok)) | (false, "error", None) => {}
                     other => panic!("{story}: {other:?}"),
                 }
