@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use comporta::algorithm::Micros;
 use comporta::clock::Clock;
-use comporta::config::{FailureMode, Live, report};
+use comporta::config::{Config, FailureMode, Live, report};
 use comporta::failure::Fallback;
 use comporta::request::Bounds;
 use comporta::server::{self, ServeError};
@@ -96,7 +96,7 @@ pub(crate) fn explain(args: ExplainArgs) -> ExitCode {
             return ExitCode::from(EXIT_SETTINGS);
         }
     };
-    let service = idle_service(Live::new(config));
+    let service = idle_service(config);
     let explained = crate::block_on(async { Ok(service.explain(&request).await) });
     match explained {
         Ok(Ok(explanation)) => {
@@ -115,8 +115,9 @@ pub(crate) fn explain(args: ExplainArgs) -> ExitCode {
 }
 
 /// A service that has counted nothing yet.
-fn idle_service(config: Live) -> Service<Arc<Memory>> {
+fn idle_service(config: Config) -> Service<Arc<Memory>> {
     let telemetry = Arc::new(Telemetry::new());
+    let config = Live::new(config, Clock::System, telemetry.clone());
     let memory = || Arc::new(Memory::new(1, telemetry.memory("store")));
     Service::new(
         Arc::new(config),

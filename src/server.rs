@@ -17,13 +17,17 @@ use std::time::Duration;
 use axum::Router;
 use store::Stores;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError, FailureMode, Live, files, parse};
+use crate::config::files::{self, Source, Stamp};
+use crate::config::parse::{ParseOptions, parse};
+use crate::config::watch::Watch;
+use crate::config::{Config, ConfigError, FailureMode, Live, report};
 use crate::failure::Fallback;
 use crate::request::Bounds;
 use crate::service::{Options, Service};
@@ -61,7 +65,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The rules are wrong.
-    #[error("{}", report(.0))]
+    #[error("{}", report::errors(.0))]
     Config(Vec<ConfigError>),
     /// There is no such store.
     #[error("--store: {0}")]
@@ -90,6 +94,9 @@ pub struct Server {
     settings: Settings,
     store_url: StoreUrl,
     config: Arc<Live>,
+    /// What it was made of.
+    stamps: Vec<Stamp>,
+    sources: Vec<Source>,
     telemetry: Arc<Telemetry>,
     clock: Clock,
     grpc: TcpListener,
@@ -110,11 +117,13 @@ pub struct Ports {
 
 /// Reads the rules; all their errors at once.
 pub fn load(settings: &ConfigSettings) -> Result<Config, Vec<ConfigError>> {
-    let sources = files::read(&settings.paths)?;
-    let options = parse::ParseOptions {
+    parse(&files::read(&settings.paths)?, parse_options(settings))
+}
+
+fn parse_options(settings: &ConfigSettings) -> ParseOptions {
+    ParseOptions {
         merge_domains: settings.merge_domains,
-    };
-    parse::parse(&sources, options)
+    }
 }
 
 impl Server {
@@ -122,16 +131,19 @@ impl Server {
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServeError> {
         let store_url = StoreUrl::parse(&settings.store.0)?;
         tracing::info!(store = %store_url, "counters");
-        let config = load(&settings.config).map_err(ServeError::Config)?;
+        let stamps = files::stamps(&settings.config.paths);
+        let sources = files::read(&settings.config.paths).map_err(ServeError::Config)?;
+        let config = parse(&sources, parse_options(&settings.config));
+        let config = config.map_err(ServeError::Config)?;
         let telemetry = Arc::new(Telemetry::new());
         log_domains(&config, failure_mode(settings.failure_mode));
-        let rules: usize = config.domains().iter().map(|d| d.rules().len()).sum();
-        telemetry.config_loaded(u32::try_from(rules).unwrap_or(u32::MAX));
         Ok(Self {
             grpc: bind("gRPC", settings.grpc_addr).await?,
             http: bind("HTTP", settings.http_addr).await?,
             debug: bind("the debug port", settings.debug_addr).await?,
-            config: Arc::new(Live::new(config)),
+            config: Arc::new(Live::new(config, clock.clone(), telemetry.clone())),
+            stamps,
+            sources,
             telemetry,
             clock,
             store_url,
@@ -154,6 +166,8 @@ impl Server {
             settings,
             store_url,
             config,
+            stamps,
+            sources,
             telemetry,
             clock,
             grpc,
@@ -189,13 +203,22 @@ impl Server {
             bounds,
             message_max,
         );
-        let debug_router = debug::router(service, config, drill, bounds, message_max);
+        let debug_router = debug::router(service, config.clone(), drill, bounds, message_max);
 
+        let watch = Watch::new(
+            settings.config.paths.clone(),
+            parse_options(&settings.config),
+            config.clone(),
+            stamps,
+            sources,
+        );
+        let hangups = hangups().map_err(ServeError::Start)?;
         let (stop, stopped) = watch::channel(false);
         let workers = Workers::start(&settings, &routes, &stopped).map_err(ServeError::Start)?;
         let accepting = tokio::spawn(accept(grpc, workers.senders.clone(), stopped.clone()));
         let sweeping = tokio::spawn(sweep(stores.in_memory, clock));
         let greeting = tokio::spawn(greet(stores.redis));
+        let watching = tokio::spawn(watch.run(settings.reload_interval, hangups));
         let http = tokio::spawn(serve_http(http, http_router, stopped.clone()));
         let debug = tokio::spawn(serve_http(debug, debug_router, stopped));
         rls::report_health(&health_reporter, true).await;
@@ -209,6 +232,7 @@ impl Server {
         let _nobody_left = stop.send(true);
         sweeping.abort();
         greeting.abort();
+        watching.abort();
         let drained = async {
             let _ended = accepting.await;
             workers.ended().await;
@@ -344,6 +368,16 @@ async fn sweep(stores: Vec<Arc<Memory>>, clock: Clock) {
     }
 }
 
+/// A message for each SIGHUP.
+fn hangups() -> io::Result<mpsc::Receiver<()>> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    let (nudge, nudges) = mpsc::channel(1);
+    tokio::spawn(
+        async move { while hangups.recv().await.is_some() && nudge.send(()).await.is_ok() {} },
+    );
+    Ok(nudges)
+}
+
 /// Nobody waits for it: a process without its store serves, by its failure modes.
 async fn greet(redis: Option<Arc<Redis>>) {
     if let Some(redis) = redis {
@@ -402,14 +436,4 @@ fn failure_mode(setting: DefaultFailureMode) -> FailureMode {
         DefaultFailureMode::Local => FailureMode::Local,
         DefaultFailureMode::Error => FailureMode::Error,
     }
-}
-
-/// All the errors, a line each, and how many.
-fn report(errors: &[ConfigError]) -> String {
-    let mut lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
-    lines.push(match errors.len() {
-        1 => "1 error; nothing was loaded".to_owned(),
-        count => format!("{count} errors; nothing was loaded"),
-    });
-    lines.join("\n")
 }

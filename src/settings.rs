@@ -11,6 +11,8 @@ use clap::{Args, ValueEnum};
 
 /// Where rules are looked for; relative to the working directory.
 pub const CONFIG_DEFAULT: &str = "config";
+/// Notifications come at once; this is for file systems that send none.
+pub const RELOAD_INTERVAL_DEFAULT: &str = "5s";
 /// envoyproxy/ratelimit's ports, so that callers need no change.
 pub const GRPC_ADDR_DEFAULT: &str = "0.0.0.0:8081";
 /// See [`GRPC_ADDR_DEFAULT`].
@@ -68,6 +70,11 @@ pub struct Settings {
     /// The rules.
     #[command(flatten)]
     pub config: ConfigSettings,
+
+    /// How often to look whether rules have changed, beside being told so by the system; 0s for neither, so
+    /// that only SIGHUP loads them anew
+    #[arg(long, value_name = "TIME", env = "COMPORTA_RELOAD_INTERVAL", default_value = RELOAD_INTERVAL_DEFAULT, value_parser = duration)]
+    pub reload_interval: Duration,
 
     /// Where counters live: memory (in this process), `redis://[user[:password]@]host[:port][/database]`,
     /// rediss:// (TLS), `redis+unix:///path`, `redis-sentinel://host,host,host/primary`,

@@ -9,10 +9,24 @@ use std::sync::{Mutex, PoisonError};
 use metrics::{Counter, Gauge, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
+use crate::algorithm::Micros;
+
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 14] = [
+pub const METRICS: [(&str, &str); 17] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
+    (
+        CONFIG_LOADED,
+        "When the rules in force were loaded, in seconds since 1970.",
+    ),
+    (
+        CONFIG_RELOADS,
+        "Sets of rules that followed the first, by whether they were loaded or refused.",
+    ),
+    (
+        CONFIG_REFUSED,
+        "1 while the rules that were read last are not in force because they are wrong.",
+    ),
     (REQUESTS, "Requests answered, by overall code."),
     (
         INVALID_REQUESTS,
@@ -56,6 +70,9 @@ pub const METRICS: [(&str, &str); 14] = [
 
 const BUILD_INFO: &str = "comporta_build_info";
 const CONFIG_RULES: &str = "comporta_config_rules";
+const CONFIG_LOADED: &str = "comporta_config_loaded_timestamp_seconds";
+const CONFIG_RELOADS: &str = "comporta_config_reloads_total";
+const CONFIG_REFUSED: &str = "comporta_config_refused";
 const REQUESTS: &str = "comporta_requests_total";
 const INVALID_REQUESTS: &str = "comporta_invalid_requests_total";
 const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
@@ -216,9 +233,32 @@ impl Telemetry {
         NodeMeter(gauge(&self.recorder, BREAKER_STATE, labels))
     }
 
-    /// A configuration is in force.
-    pub fn config_loaded(&self, rules: u32) {
+    /// A configuration is in force since then.
+    pub fn config_loaded(&self, rules: usize, now: Micros) {
+        let rules = u32::try_from(rules).unwrap_or(u32::MAX);
+        let now = u32::try_from(now.0 / Micros::PER_SECOND).unwrap_or(u32::MAX);
         gauge(&self.recorder, CONFIG_RULES, vec![]).set(rules);
+        gauge(&self.recorder, CONFIG_LOADED, vec![]).set(now);
+        self.config_confirmed();
+    }
+
+    /// What was read last is in force.
+    pub fn config_confirmed(&self) {
+        gauge(&self.recorder, CONFIG_REFUSED, vec![]).set(0);
+    }
+
+    /// Another configuration was to follow.
+    pub fn config_reloaded(&self, is_loaded: bool) {
+        let result = if is_loaded { "loaded" } else { "refused" };
+        counter(
+            &self.recorder,
+            CONFIG_RELOADS,
+            vec![Label::new("result", result)],
+        )
+        .increment(1);
+        if !is_loaded {
+            gauge(&self.recorder, CONFIG_REFUSED, vec![]).set(1);
+        }
     }
 
     /// A request was answered.

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{ConfigError, Place, Problem};
 
 /// The text of one file, and what to call it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// As the operator named it.
     pub name: Arc<str>,
@@ -43,6 +44,36 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<Source>, Vec<ConfigError>> {
     } else {
         Err(errors)
     }
+}
+
+/// What tells versions of a file apart without reading it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    path: PathBuf,
+    /// Of what a symlink leads to.
+    device: u64,
+    inode: u64,
+    changed_at: (i64, i64),
+    bytes: u64,
+}
+
+/// The stamps of every file that [`read`] would read; none for those that can't be found.
+pub fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    let files = paths
+        .iter()
+        .filter_map(|path| files_of(path).ok())
+        .flatten();
+    let stamp = |path: PathBuf| {
+        let metadata = fs::metadata(&path).ok()?;
+        Some(Stamp {
+            path,
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            changed_at: (metadata.mtime(), metadata.mtime_nsec()),
+            bytes: metadata.len(),
+        })
+    };
+    files.filter_map(stamp).collect()
 }
 
 /// Sorted, because where a domain is merged the order of its wildcards matters.

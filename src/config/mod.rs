@@ -7,22 +7,23 @@ pub mod error;
 mod fields;
 pub mod files;
 mod findings;
+mod live;
 pub mod matcher;
 mod metadata;
 pub mod parse;
 mod raw;
 pub mod report;
+pub mod watch;
 mod yaml;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwap;
-
 use crate::algorithm::{Algorithm, Limit};
 use crate::telemetry::{RuleMeter, ValueMeters};
 pub use error::{ConfigError, Warning};
+pub use live::Live;
 use matcher::Node;
 
 /// Every domain of every file.
@@ -48,33 +49,19 @@ impl Config {
         domains
     }
 
+    /// How many rules there are.
+    #[must_use]
+    pub fn rules(&self) -> usize {
+        self.domains
+            .values()
+            .map(|domain| domain.rules().len())
+            .sum()
+    }
+
     /// What is legal but odd, in the order of the files.
     #[must_use]
     pub fn warnings(&self) -> &[Warning] {
         &self.warnings
-    }
-}
-
-/// The configuration that requests see: read without a lock, replaced as a whole.
-#[derive(Debug)]
-pub struct Live(ArcSwap<Config>);
-
-impl Live {
-    /// Starts with `config`.
-    #[must_use]
-    pub fn new(config: Config) -> Self {
-        Self(ArcSwap::from_pointee(config))
-    }
-
-    /// The configuration at this moment. A request asks once and keeps what it got.
-    #[must_use]
-    pub fn current(&self) -> arc_swap::Guard<Arc<Config>> {
-        self.0.load()
-    }
-
-    /// From now on requests get `config`; those that are being decided keep what they have.
-    pub fn replace(&self, config: Config) {
-        self.0.store(Arc::new(config));
     }
 }
 

@@ -1,6 +1,6 @@
-//! The rules in force, as a table for people.
+//! For people: the rules in force as a table, and the errors of those that are not.
 
-use super::{Config, Domain, Enforcement, Limits, Rule};
+use super::{Config, ConfigError, Domain, Enforcement, Limits, Rule};
 
 /// One line per limit, with a heading; columns are aligned.
 #[must_use]
@@ -24,6 +24,17 @@ pub fn table(config: &Config) -> String {
         }
     }
     align(&rows)
+}
+
+/// All the errors, a line each, and how many.
+#[must_use]
+pub fn errors(errors: &[ConfigError]) -> String {
+    let mut lines: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    lines.push(match errors.len() {
+        1 => "1 error; nothing was loaded".to_owned(),
+        count => format!("{count} errors; nothing was loaded"),
+    });
+    lines.join("\n")
 }
 
 type Row = [String; 6];

@@ -65,7 +65,8 @@ async fn index() -> &'static str {
 
 async fn rlconfig<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
-    (headers, report::table(&port.config.current())).into_response()
+    let table = report::table(&port.config.current());
+    (headers, table + &port.config.history()).into_response()
 }
 
 async fn explain_query<S: Store>(

@@ -16,6 +16,7 @@ mod leaky_bucket;
 mod matching;
 mod memory;
 mod redis;
+mod reload;
 mod rig;
 mod rls;
 mod simulation;

@@ -175,7 +175,8 @@ async fn run(seed: u64) {
     let telemetry = Arc::new(Telemetry::new());
     let clock = ManualClock::new(START);
     let fault = Arc::new(AtomicU8::new(WELL));
-    let live = Arc::new(Live::new(config(5)));
+    let live = Live::new(config(5), Clock::Manual(clock.clone()), telemetry.clone());
+    let live = Arc::new(live);
     let memory = || Memory::new(10_000, telemetry.memory("store"));
     let service = Service::new(
         live.clone(),

@@ -13,7 +13,7 @@ const IMPORTS: [(&str, &[&str]); 13] = [
     ("settings", &[]),
     ("clock", &["algorithm"]),
     ("telemetry", &["algorithm"]),
-    ("config", &["algorithm", "telemetry"]),
+    ("config", &["algorithm", "clock", "telemetry"]),
     ("request", &["algorithm", "config"]),
     ("store", &["algorithm", "clock", "telemetry"]),
     ("failure", &["algorithm", "config", "store"]),

@@ -28,7 +28,7 @@ pub(crate) struct Running {
     pub(crate) clock: ManualClock,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _config: TempDir,
+    pub(crate) config: TempDir,
 }
 
 #[derive(Parser)]
@@ -44,13 +44,19 @@ pub(crate) fn start(rules: &str) -> Running {
 
 /// Starts a server with these rules and flags.
 pub(crate) fn start_with(rules: &str, flags: &[&str]) -> Running {
-    let config = tempfile::tempdir().unwrap();
-    std::fs::write(config.path().join("rules.yaml"), rules).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rules.yaml"), rules).unwrap();
+    start_in(folder, "", flags)
+}
+
+/// Starts a server with the rules that are in a folder, or at a path in it.
+pub(crate) fn start_in(config: TempDir, path: &str, flags: &[&str]) -> Running {
+    let rules = config.path().join(path);
     let any_port = "127.0.0.1:0";
     let arguments = [
         "comporta",
         "--config",
-        config.path().to_str().unwrap(),
+        rules.to_str().unwrap(),
         "--grpc-addr",
         any_port,
         "--http-addr",
@@ -88,7 +94,7 @@ pub(crate) fn start_with(rules: &str, flags: &[&str]) -> Running {
         clock,
         stop: Some(stop),
         thread: Some(thread),
-        _config: config,
+        config,
     }
 }
 
