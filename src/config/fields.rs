@@ -16,6 +16,7 @@ const GRAMMAR: [(&str, &[&str]); 6] = [
             "domain",
             "failure_mode",
             "headers",
+            "hash_tag",
             "defaults",
             "max_log_entries",
             "descriptors",

@@ -74,6 +74,8 @@ pub struct Domain {
     pub failure_mode: Option<FailureMode>,
     /// Which headers tell clients about their limits.
     pub headers: HeaderProfile,
+    /// The descriptor key whose value decides in which slot of a cluster counters are; none to spread them.
+    pub hash_tag: Option<Box<[u8]>>,
     /// What a limit sent in a request is counted by.
     pub overrides: Overrides,
     /// Counts what becomes of limits that requests bring along.

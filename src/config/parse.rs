@@ -70,6 +70,7 @@ fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain 
     let log_entries_max = agreed("max_log_entries", &files, findings, |file| {
         file.max_log_entries.as_ref()
     });
+    let hash_tag = agreed("hash_tag", &files, findings, |file| file.hash_tag.as_ref());
     if let (None, Some(first)) = (failure_mode, files.first()) {
         findings.warn(&first.file, first.domain.at, Oddity::NoFailureMode);
     }
@@ -85,6 +86,7 @@ fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain 
         name: name.to_owned(),
         failure_mode,
         headers: headers.unwrap_or_default(),
+        hash_tag: hash_tag.map(|key| key.into_bytes().into()),
         overrides,
         override_meter: OnceLock::new(),
         root,
@@ -92,22 +94,22 @@ fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain 
 }
 
 /// What the files of a domain say about it; those that say something must say the same.
-fn agreed<T: Copy + PartialEq>(
+fn agreed<T: Clone + PartialEq>(
     key: &'static str,
     files: &[RawConfig],
     findings: &mut Findings,
     setting: impl Fn(&RawConfig) -> Option<&At<T>>,
 ) -> Option<T> {
-    let mut first: Option<(T, &RawConfig)> = None;
+    let mut first: Option<(&T, &RawConfig)> = None;
     for file in files {
         match (setting(file), first) {
-            (Some(said), None) => first = Some((said.value, file)),
-            (Some(said), Some((value, first))) if said.value != value => {
+            (Some(said), None) => first = Some((&said.value, file)),
+            (Some(said), Some((value, first))) if said.value != *value => {
                 let first = first.file.to_string();
                 findings.error(&file.file, said.at, Problem::Disagreement { key, first });
             }
             _ => {}
         }
     }
-    first.map(|(value, _)| value)
+    first.map(|(value, _)| value.clone())
 }

@@ -24,6 +24,7 @@ pub(super) struct RawConfig {
     pub(super) domain: At<String>,
     pub(super) failure_mode: Option<At<FailureMode>>,
     pub(super) headers: Option<At<HeaderProfile>>,
+    pub(super) hash_tag: Option<At<String>>,
     pub(super) algorithm: Option<At<Algorithm>>,
     pub(super) charge_denied: Option<At<bool>>,
     pub(super) max_log_entries: Option<At<u32>>,
@@ -108,6 +109,12 @@ fn read_root(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Option<Ra
         let mut fields = Fields::checked(file, node, "the document", findings)?;
         let failure_mode = fields.choice("failure_mode", &FailureMode::ALL.map(|m| (m.name(), m)));
         let headers = fields.choice("headers", &HeaderProfile::ALL.map(|h| (h.name(), h)));
+        let hash_tag = match fields.text("hash_tag") {
+            Some(key) if key.value.is_empty() => {
+                fields.fail(key.at, Problem::EmptyText("hash_tag"))
+            }
+            key => key,
+        };
         let max_log_entries = fields.number("max_log_entries", 1..=LOG_ENTRIES_MAX);
         let (algorithm, charge_denied) = match fields.map("defaults") {
             Some(mut defaults) => (algorithm(&mut defaults), defaults.flag("charge_denied")),
@@ -119,6 +126,7 @@ fn read_root(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Option<Ra
             domain: domain?,
             failure_mode,
             headers,
+            hash_tag,
             algorithm,
             charge_denied,
             max_log_entries,

@@ -5,7 +5,7 @@ use std::slice;
 use smallvec::SmallVec;
 
 use crate::algorithm::{Algorithm, Demand, Hits, Limit, Micros, Outcome, Policy};
-use crate::config::matcher::{CountBy, Walk};
+use crate::config::matcher::{CountBy, Entry, Walk};
 use crate::config::{Delay, Domain, Enforcement, FailureMode, Limits, Rule, RuleLimit};
 use crate::request::{Descriptor, InvalidRequest, Override, Request};
 use crate::response::Judged;
@@ -71,7 +71,7 @@ impl<'c> Plan<'c> {
                     Limits::Counted(limits) => Treatment::Rule(rule, limits),
                 },
             };
-            let key = counter_key(&request.domain, descriptor, &walk);
+            let key = counter_key(domain, descriptor, &walk);
             Subject {
                 walk,
                 treatment,
@@ -208,21 +208,33 @@ fn is_held(rule_limit: &RuleLimit) -> bool {
 }
 
 /// Counters go by what was sent, not by the rule, so that an override continues the rule's count.
-fn counter_key(domain: &[u8], descriptor: &Descriptor, walk: &Walk<'_>) -> CounterKey {
-    let mut key = CounterKey::of_domain(domain);
-    for (index, entry) in descriptor.entries.iter().enumerate() {
-        let count_by = walk.levels.get(index).map(|level| &level.node.count_by);
-        let counted = match count_by {
-            Some(CountBy::Pattern(pattern)) => Counted::Pattern(pattern),
-            Some(CountBy::Network(prefix)) => match prefix.network(&entry.value) {
-                Some(network) => Counted::Network(network, prefix.bits(network)),
-                None => Counted::Value(&entry.value),
-            },
-            Some(CountBy::Value) | None => Counted::Value(&entry.value),
-        };
-        key.push_entry(&entry.key, counted);
+fn counter_key(domain: &Domain, descriptor: &Descriptor, walk: &Walk<'_>) -> CounterKey {
+    let counted = |index: usize, entry| {
+        let level = walk.levels.get(index);
+        counted(entry, level.map(|level| &level.node.count_by))
+    };
+    let entries = || descriptor.entries.iter().enumerate();
+    let mut key = CounterKey::of_domain(domain.name.as_bytes());
+    if let Some(tag) = &domain.hash_tag
+        && let Some((index, entry)) = entries().find(|(_, entry)| *entry.key == **tag)
+    {
+        key.push_hash_tag(counted(index, entry));
+    }
+    for (index, entry) in entries() {
+        key.push_entry(&entry.key, counted(index, entry));
     }
     key
+}
+
+fn counted<'e>(entry: &'e Entry, count_by: Option<&'e CountBy>) -> Counted<'e> {
+    match count_by {
+        Some(CountBy::Pattern(pattern)) => Counted::Pattern(pattern),
+        Some(CountBy::Network(prefix)) => match prefix.network(&entry.value) {
+            Some(network) => Counted::Network(network, prefix.bits(network)),
+            None => Counted::Value(&entry.value),
+        },
+        Some(CountBy::Value) | None => Counted::Value(&entry.value),
+    }
 }
 
 fn override_limit(

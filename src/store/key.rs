@@ -2,7 +2,7 @@
 //!
 //! `domain:key=value:…:algorithm window`, for example `api:path=/login:remote_address@203.0.113.0/24:log300`.
 //! `=` stands before a value as it was sent, `~` before a pattern whose values share a counter, `@`
-//! before a network. Bytes that have a meaning here, or that are not printable, are written `%XX`;
+//! before a network. In braces, before all entries, is the value that decides about the slot, if one does. Bytes that have a meaning here, or that are not printable, are written `%XX`;
 //! parts that would be long are hashed. The numbers of the limit are not in it: changing them keeps
 //! the count.
 
@@ -47,6 +47,17 @@ impl CounterKey {
     pub fn push_entry(&mut self, key: &[u8], counted: Counted<'_>) {
         self.0.push(b':');
         self.push_part(key);
+        self.push_counted(counted);
+    }
+
+    /// Makes counters with this value neighbours in a Redis cluster: it hashes only what is in the first braces.
+    pub fn push_hash_tag(&mut self, counted: Counted<'_>) {
+        self.0.extend_from_slice(b":{");
+        self.push_counted(counted);
+        self.0.push(b'}');
+    }
+
+    fn push_counted(&mut self, counted: Counted<'_>) {
         match counted {
             Counted::Value(value) => {
                 self.0.push(b'=');
@@ -158,6 +169,17 @@ mod tests {
             &[(b"x", Counted::Network("2001:db8::".parse().unwrap(), 64))],
             "api:x@2001:db8::/64",
         );
+    }
+
+    #[test]
+    fn a_hash_tag_is_never_empty_and_never_ends_early() {
+        let tagged = |value| {
+            let mut key = CounterKey::of_domain(b"{api}");
+            key.push_hash_tag(Counted::Value(value));
+            key.to_string()
+        };
+        assert_eq!(tagged(b""), "%7Bapi%7D:{=}");
+        assert_eq!(tagged(b"a}b{"), "%7Bapi%7D:{=a%7Db%7B}");
     }
 
     #[test]

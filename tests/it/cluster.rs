@@ -388,3 +388,42 @@ descriptors:
     let remaining: Vec<_> = two.statuses.iter().map(|s| s.limit_remaining).collect();
     assert_eq!(remaining, [1, 2]);
 }
+
+/// One script on one node, whatever braces a tenant has in its name; a descriptor without one is elsewhere.
+#[tokio::test]
+async fn a_hash_tag_keeps_a_tenant_together() {
+    let rules = "
+domain: d
+failure_mode: error
+hash_tag: tenant
+descriptors:
+  - key: tenant
+    rate_limit: {unit: day, requests_per_unit: 3}
+    descriptors:
+      - key: path
+        rate_limit: {unit: day, requests_per_unit: 3}
+  - key: path
+    rate_limit: {unit: day, requests_per_unit: 100}
+";
+    let cluster = Cluster::start(3);
+    let store = format!("redis-cluster://{}", cluster.seeds().join(","));
+    let server = start_with(rules, &["--store", &store, "--store-timeout", "5s"]);
+    let mut client = server.client().await;
+    let mut is_split = async |descriptors: &[&[(&str, &str)]]| {
+        let answer = client.ask(request(descriptors)).await.unwrap();
+        assert_eq!(answer.overall_code, 1);
+        let metadata = answer.dynamic_metadata;
+        metadata.is_some_and(|metadata| metadata.fields.contains_key("split"))
+    };
+    let mut elsewhere = 0;
+    for tenant in ["acme", "", "{}", "a}b", "}{", "{other}"] {
+        let both: [&[_]; 2] = [&[("tenant", tenant)], &[("tenant", tenant), ("path", "/")]];
+        assert!(!is_split(&both).await, "{tenant}");
+        let and_one_without: [&[_]; 2] = [both[0], &[("path", tenant)]];
+        elsewhere += usize::from(is_split(&and_one_without).await);
+    }
+    assert!(elsewhere > 0, "slots are many");
+    let debug = server.ports.debug;
+    let (_, counters) = crate::support::http::get(debug, "/counters?domain=d&tenant=a%7Db");
+    assert!(counters.contains("\"count\": 2"), "{counters}");
+}

@@ -9,7 +9,7 @@ use comporta::clock::{Clock, ManualClock};
 use comporta::store::denials::Denials;
 use comporta::store::key::Counted;
 use comporta::store::memory::Memory;
-use comporta::store::redis::{Access, Redis};
+use comporta::store::redis::{Access, Redis, RedisOptions};
 use comporta::store::{Check, CounterKey, Role, Store};
 use comporta::telemetry::Telemetry;
 use proptest::prelude::*;
@@ -18,13 +18,50 @@ use proptest::test_runner::TestRunner;
 
 use crate::redis::{PATIENT, options, telemetry, url};
 use crate::support::redis;
+use crate::support::redis::cluster::Cluster;
+use crate::support::redis::sentinel::{NAME, Sentinel};
 use crate::support::server::START;
 
-fn store(server: &redis::Redis, clock: Clock) -> Redis {
+/// Where Redis is, in one of the forms that it is run in.
+enum Place {
+    Alone(redis::Redis),
+    Sentinel(Sentinel),
+    Cluster(Cluster),
+}
+
+impl Place {
+    fn url(&self) -> String {
+        match self {
+            Self::Alone(server) => server.url(),
+            Self::Sentinel(sentinel) => {
+                format!("redis-sentinel://{}/{NAME}", sentinel.addresses().join(","))
+            }
+            Self::Cluster(cluster) => format!("redis-cluster://{}", cluster.seeds().join(",")),
+        }
+    }
+
+    fn nodes(&self) -> &[redis::Redis] {
+        match self {
+            Self::Alone(server) => std::slice::from_ref(server),
+            Self::Sentinel(sentinel) => &sentinel.nodes[..1],
+            Self::Cluster(cluster) => &cluster.nodes,
+        }
+    }
+}
+
+fn store(place: &Place, clock: Clock) -> Redis {
+    let options = RedisOptions {
+        // In a cluster, a request is decided as one only if its counters share a slot.
+        prefix: match place {
+            Place::Cluster(_) => "{test}:".to_owned(),
+            Place::Alone(_) | Place::Sentinel(_) => options().prefix,
+        },
+        ..options()
+    };
     Redis::new(
-        url(&server.url()),
+        url(&place.url()),
         Access::default(),
-        &options(),
+        &options,
         clock,
         telemetry(),
     )
@@ -158,7 +195,20 @@ fn announcements(now: Micros, outcomes: &[Outcome]) -> Vec<Micros> {
 
 #[test]
 fn the_script_and_the_algorithms_are_the_same_function() {
-    same_as_memory(true, |redis| redis, |outcome| *outcome);
+    let alone = Place::Alone(redis::Redis::start());
+    same_as_memory(&alone, 400, true, |redis| redis, |outcome| *outcome);
+}
+
+#[test]
+fn behind_sentinels_it_is_the_same() {
+    let sentinel = Place::Sentinel(Sentinel::start());
+    same_as_memory(&sentinel, 100, true, |redis| redis, |outcome| *outcome);
+}
+
+#[test]
+fn in_a_cluster_it_is_the_same() {
+    let cluster = Place::Cluster(Cluster::start(3));
+    same_as_memory(&cluster, 100, true, |redis| redis, |outcome| *outcome);
 }
 
 /// Every decision is the same, as long as the clock is not set back. What others charge meanwhile can make a denial last longer than is
@@ -167,24 +217,26 @@ fn the_script_and_the_algorithms_are_the_same_function() {
 fn remembered_denials_are_exact() {
     let meter = Telemetry::new().denials();
     let layered = |redis| Denials::new(redis, 10_000, meter.clone());
-    same_as_memory(false, layered, |outcome| outcome.admitted);
+    let alone = Place::Alone(redis::Redis::start());
+    same_as_memory(&alone, 400, false, layered, |outcome| outcome.admitted);
 }
 
 fn same_as_memory<S: Store, T: Debug + PartialEq>(
+    place: &Place,
+    cases: u32,
     goes_back: bool,
     layered: impl Fn(Redis) -> S,
     seen: impl Fn(&Outcome) -> T,
 ) {
-    let server = redis::Redis::start();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     let clock = ManualClock::new(START);
-    let redis = layered(store(&server, Clock::Manual(clock.clone())));
+    let redis = layered(store(place, Clock::Manual(clock.clone())));
     let limits = limits();
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: 400,
+        cases,
         failure_persistence: None,
         max_shrink_iters: 400,
         ..ProptestConfig::default()
@@ -244,14 +296,17 @@ fn same_as_memory<S: Store, T: Debug + PartialEq>(
     if let Err(error) = ran {
         panic!("{error}");
     }
-    every_key_expires(&server);
+    every_key_expires(place);
 }
 
-fn every_key_expires(server: &redis::Redis) {
-    let keys = server.command(&["KEYS", "*"]);
-    assert!(keys.array().len() > 100);
-    for key in keys.array() {
-        let left = server.command(&["PTTL", &key.text()]).int();
-        assert_ne!(left, -1, "{} stays for ever", key.text());
+fn every_key_expires(place: &Place) {
+    let mut keys = 0;
+    for server in place.nodes() {
+        for key in server.command(&["KEYS", "*"]).array() {
+            let left = server.command(&["PTTL", &key.text()]).int();
+            assert_ne!(left, -1, "{} stays for ever", key.text());
+            keys += 1;
+        }
     }
+    assert!(keys > 100);
 }
