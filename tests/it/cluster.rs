@@ -427,3 +427,29 @@ descriptors:
     let (_, counters) = crate::support::http::get(debug, "/counters?domain=d&tenant=a%7Db");
     assert!(counters.contains("\"count\": 2"), "{counters}");
 }
+
+/// One node has charged, the other hangs, and the caller doesn't wait.
+#[tokio::test]
+async fn who_hangs_up_in_the_middle_gets_back_what_was_charged() {
+    let cluster = Cluster::start(2);
+    let store = store(&cluster, APART);
+    let limit = fixed(9);
+    let values = [0, 1].map(|node| value_on(&cluster, node, &limit));
+    let both = [check(&values[0], &limit), check(&values[1], &limit)];
+    assert!(passes(&store, &both).await);
+    cluster.nodes[1].stop();
+    let asked = charge(&store, &both);
+    let hung_up = tokio::time::timeout(Duration::from_millis(200), asked).await;
+    assert!(hung_up.is_err(), "{hung_up:?}");
+    assert_eq!(left(&store, &values[0], &limit).await, 7);
+    cluster.nodes[1].cont();
+    for value in &values {
+        for _ in 0..200 {
+            if left(&store, value, &limit).await == 8 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(left(&store, value, &limit).await, 8, "{value}");
+    }
+}

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::cluster::Cluster;
 use super::script::{Answer, Ask};
 use super::slots::Slot;
-use crate::algorithm::{Demand, Hits, Outcome, State};
+use crate::algorithm::{Demand, Hits, Limit, Micros, Outcome, Policy, State};
 use crate::clock::instant;
-use crate::store::{Charged, Check, Outcomes, Role, StoreError, denies, uncharged};
+use crate::store::{Charged, Check, CounterKey, Outcomes, Role, StoreError, denies, uncharged};
 
 /// What is given back may be on its way for longer than its request has time.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
@@ -27,6 +28,12 @@ struct Group<'c> {
     /// Which of the request's checks they are.
     numbers: SmallVec<[usize; 2]>,
     checks: SmallVec<[Check<'c>; 2]>,
+}
+
+/// A group that outlives its request.
+struct OwnedGroup {
+    slot: Slot,
+    checks: Vec<(CounterKey, Limit, Demand, Role)>,
 }
 
 /// What was decided about a group by itself.
@@ -133,6 +140,82 @@ async fn ask_each(
     join_all(groups.iter().map(ask)).await
 }
 
+/// Asks about groups, for a caller that may hang up: what was charged by then is given back.
+struct Asked<'g, 'c> {
+    cluster: &'g Arc<Cluster>,
+    groups: &'g [Group<'c>],
+    answers: Vec<Answering>,
+}
+
+/// An answer, or who will have it.
+enum Answering {
+    Task(JoinHandle<Result<Answer, StoreError>>),
+    Done(Result<Answer, StoreError>),
+}
+
+impl Answering {
+    async fn wait(&mut self) {
+        if let Self::Task(task) = self {
+            let answer = task.await;
+            let is_gone = |_| Err(StoreError::Unreachable("shutting down".to_owned()));
+            *self = Self::Done(answer.unwrap_or_else(is_gone));
+        }
+    }
+
+    /// Once it has been waited for.
+    fn into_answer(self) -> Result<Answer, StoreError> {
+        match self {
+            Self::Done(answer) => answer,
+            Self::Task(_) => Err(StoreError::Timeout),
+        }
+    }
+}
+
+impl<'g, 'c> Asked<'g, 'c> {
+    fn new(cluster: &'g Arc<Cluster>, groups: &'g [Group<'c>], ends: Instant) -> Self {
+        let ask = |group: &Group<'_>| {
+            let (cluster, ask, slot) = (cluster.clone(), Ask::new(&group.checks), group.slot);
+            let asking = async move { cluster.ask(ask, slot, ends).await };
+            Answering::Task(tokio::spawn(asking))
+        };
+        Self {
+            cluster,
+            groups,
+            answers: groups.iter().map(ask).collect(),
+        }
+    }
+
+    async fn answers(mut self) -> Vec<Result<Answer, StoreError>> {
+        for answer in &mut self.answers {
+            answer.wait().await;
+        }
+        // They are the caller's now.
+        let answers = std::mem::take(&mut self.answers);
+        answers.into_iter().map(Answering::into_answer).collect()
+    }
+}
+
+impl Drop for Asked<'_, '_> {
+    fn drop(&mut self) {
+        if self.answers.is_empty() {
+            return;
+        }
+        let (cluster, answers) = (self.cluster.clone(), std::mem::take(&mut self.answers));
+        let groups: Vec<_> = self.groups.iter().map(Group::to_owned).collect();
+        tokio::spawn(async move {
+            for (group, mut answer) in groups.iter().zip(answers) {
+                answer.wait().await;
+                let group = group.borrowed();
+                let part = answer.into_answer();
+                if let Ok(part) = part.and_then(|answer| Part::new(answer, &group.checks)) {
+                    let parts = [(&group, &part)].into_iter();
+                    give_back(&cluster, parts, ends_after(GIVE_BACK_MAX)).await;
+                }
+            }
+        });
+    }
+}
+
 /// Where a group has no answer there is none to the request; what the others charged is given back.
 async fn charge_each(
     cluster: &Arc<Cluster>,
@@ -142,7 +225,8 @@ async fn charge_each(
     let mut failure = None;
     let mut parts = Vec::with_capacity(groups.len());
     let mut charged = Vec::with_capacity(groups.len());
-    for (group, answer) in groups.iter().zip(ask_each(cluster, groups, ends).await) {
+    let answers = Asked::new(cluster, groups, ends).answers().await;
+    for (group, answer) in groups.iter().zip(answers) {
         match answer.and_then(|answer| Part::new(answer, &group.checks)) {
             Ok(part) => {
                 parts.push(part);
@@ -168,6 +252,20 @@ impl Part {
         })
     }
 
+    /// What is given back after its window has ended would make room in the next, which it never filled.
+    fn time_to_give_back(&self, group: &Group<'_>) -> Duration {
+        let left = group.checks.iter().map(|check| {
+            let window = check.limit.window().0;
+            match check.limit.policy() {
+                Policy::FixedWindow | Policy::SlidingWindowCounter => {
+                    Micros(window - self.answer.now.0 % window)
+                }
+                _ => Micros::MAX,
+            }
+        });
+        left.min().unwrap_or(Micros::MAX).into()
+    }
+
     /// Whether the check was charged, and is not to be if the request is denied.
     fn is_owed(&self, check: &Check<'_>, index: usize) -> bool {
         let is_charge = matches!(check.demand.hits, Hits::Charge(_));
@@ -175,7 +273,35 @@ impl Part {
     }
 }
 
+impl OwnedGroup {
+    fn borrowed(&self) -> Group<'_> {
+        let checks = self.checks.iter();
+        let checks = checks.map(|(key, limit, demand, role)| Check {
+            key: key.clone(),
+            limit,
+            demand: *demand,
+            role: *role,
+        });
+        Group {
+            slot: self.slot,
+            numbers: (0..self.checks.len()).collect(),
+            checks: checks.collect(),
+        }
+    }
+}
+
 impl<'c> Group<'c> {
+    fn to_owned(&self) -> OwnedGroup {
+        let check = |check: &Check<'_>| {
+            let limit = check.limit.clone();
+            (check.key.clone(), limit, check.demand, check.role)
+        };
+        OwnedGroup {
+            slot: self.slot,
+            checks: self.checks.iter().map(check).collect(),
+        }
+    }
+
     /// The outcomes of checks that are not charged after all.
     fn take_back(&self, part: &Part, outcomes: &mut [Outcome]) -> Result<(), StoreError> {
         let states = part.answer.states(&self.checks)?;
@@ -209,18 +335,20 @@ async fn give_back<'g, 'c: 'g>(
     parts: impl Iterator<Item = (&'g Group<'c>, &'g Part)>,
     ends: Instant,
 ) {
-    let refunds: Vec<(Slot, Ask)> = parts
-        .filter_map(|(group, part)| Some((group.slot, group.refund(part)?)))
+    let refunds: Vec<(Slot, Ask, Duration)> = parts
+        .filter_map(|(group, part)| {
+            let time = part.time_to_give_back(group).min(GIVE_BACK_MAX);
+            Some((group.slot, group.refund(part)?, time))
+        })
         .collect();
     if refunds.is_empty() {
         return;
     }
     let cluster = cluster.clone();
     let giving_back = tokio::spawn(async move {
-        let ends = ends_after(GIVE_BACK_MAX);
         let asks = refunds
             .into_iter()
-            .map(|(slot, ask)| cluster.ask(ask, slot, ends));
+            .map(|(slot, ask, time)| cluster.ask(ask, slot, ends_after(time)));
         // What can't be given back now never is: the counter then shows too much for a while.
         let _best_effort = join_all(asks).await;
     });
