@@ -55,7 +55,7 @@ impl Failure {
                 .redirect_node()
                 .and_then(|(node, _slot)| Address::of_node(node))
         };
-        let detour = match error.code() {
+        let detour = match code(error) {
             Some("MOVED") => node().map(Detour::Moved),
             Some("ASK") => node().map(Detour::Ask),
             Some("TRYAGAIN") => Some(Detour::TryAgain),
@@ -78,8 +78,30 @@ impl From<StoreError> for Failure {
     }
 }
 
+/// What the error begins with. Before 7.0, what stopped a script is told in the middle of a sentence about it.
+fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    let detail = error.detail().unwrap_or_default();
+    if code != "ERR" || !detail.contains("user_script") {
+        return Some(code);
+    }
+    let words = || detail.split(|c: char| !c.is_ascii_uppercase());
+    let known = STOPS_A_SCRIPT.into_iter();
+    let mut known = known.filter(|known| words().any(|word| word == *known));
+    Some(known.next().unwrap_or(code))
+}
+
+const STOPS_A_SCRIPT: [&str; 6] = [
+    "READONLY",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+    "MASTERDOWN",
+    "NOPERM",
+];
+
 pub(super) fn remedy(error: &RedisError) -> Remedy {
-    match error.code() {
+    match code(error) {
         Some("NOSCRIPT") => Remedy::LoadScript,
         // A demoted primary keeps its connections open, and would say so for ever.
         Some("READONLY" | "LOADING" | "MASTERDOWN" | "NOREPLICAS" | "NOAUTH" | "CLUSTERDOWN") => {
@@ -92,7 +114,7 @@ pub(super) fn remedy(error: &RedisError) -> Remedy {
 }
 
 pub(super) fn health(error: &RedisError) -> Health {
-    match error.code() {
+    match code(error) {
         Some("MOVED" | "ASK" | "TRYAGAIN" | "NOSCRIPT") => Health::Well,
         Some(
             "READONLY" | "LOADING" | "MASTERDOWN" | "NOREPLICAS" | "CLUSTERDOWN" | "OOM"
@@ -108,7 +130,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     if error.is_timeout() {
         return StoreError::Timeout;
     }
-    match error.code() {
+    match code(error) {
         Some(code @ ("NOAUTH" | "WRONGPASS" | "NOPERM")) => {
             StoreError::NotPermitted(code.to_owned())
         }

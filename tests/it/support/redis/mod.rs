@@ -1,4 +1,6 @@
-//! A real redis-server, 7.0 or later, on a port of its own.
+//! A real redis-server on a port of its own: Debian's, or the program that `COMPORTA_TEST_REDIS_SERVER` names.
+//!
+//! Tests of faults and of clusters need 7.0 or later.
 
 pub(crate) mod cluster;
 pub(crate) mod resp;
@@ -11,6 +13,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
@@ -245,20 +248,22 @@ impl Setup {
     }
 
     fn spawn(&self, ports: Ports) -> Child {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command
             .arg(self.path("conf"))
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .args(["--enable-debug-command", "yes"])
             .arg("--dir")
             .arg(self.folder.path())
             .arg("--unixsocket")
             .arg(self.path("socket"))
-            .args(["--cluster-port", &ports.bus.to_string()])
             .args(self.port_arguments(ports.clients))
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(File::create(self.path("log")).unwrap());
+        if !is_old() {
+            command.args(["--enable-debug-command", "yes"]);
+            command.args(["--cluster-port", &ports.bus.to_string()]);
+        }
         match command.spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -276,6 +281,20 @@ impl Setup {
         };
         words.into_iter().map(str::to_owned).collect()
     }
+}
+
+fn program() -> PathBuf {
+    let named = std::env::var_os("COMPORTA_TEST_REDIS_SERVER");
+    named.map_or_else(|| "redis-server".into(), PathBuf::from)
+}
+
+/// Whether it is older than 7.0, and doesn't know all settings.
+fn is_old() -> bool {
+    static IS_OLD: LazyLock<bool> = LazyLock::new(|| {
+        let version = Command::new(program()).arg("--version").output();
+        version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(" v=6."))
+    });
+    *IS_OLD
 }
 
 /// A server that still loads its data answers with an error.
