@@ -338,6 +338,66 @@ async fn a_node_that_is_gone_takes_only_its_own_counters_along() {
     assert_eq!(left(&store, &values[0], &limit).await, 9 - 3);
 }
 
+/// Its counters are as unreachable as those of a node that is gone; nobody else waits for it.
+#[tokio::test]
+async fn a_node_that_hangs_takes_only_its_own_counters_along() {
+    let cluster = Cluster::start_with(3, &["--cluster-require-full-coverage", "no"]);
+    let store = store(&cluster, APART);
+    let limit = fixed(9);
+    let values: Vec<_> = (0..3)
+        .map(|node| value_on(&cluster, node, &limit))
+        .collect();
+    for value in &values {
+        assert!(passes(&store, &[check(value, &limit)]).await);
+    }
+    cluster.nodes[2].stop();
+    let hanging = [check(&values[2], &limit)];
+    let hangs = tokio::time::timeout(Duration::from_millis(300), charge(&store, &hanging)).await;
+    assert!(!matches!(hangs, Ok(Ok(_))), "{hangs:?}");
+    for value in &values[..2] {
+        assert!(passes(&store, &[check(value, &limit)]).await);
+        assert_eq!(left(&store, value, &limit).await, 7);
+    }
+    cluster.nodes[2].cont();
+    let mut healed = false;
+    for _ in 0..500 {
+        healed = charge(&store, &hanging).await.is_ok();
+        if healed {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(healed);
+}
+
+/// What the replica has received counts on, and nobody restarts anything.
+#[tokio::test]
+async fn a_replica_takes_over() {
+    let mut cluster = Cluster::start(3);
+    let replica = cluster.start_replica(0);
+    let store = store(&cluster, APART);
+    let limit = fixed(9);
+    let value = value_on(&cluster, 0, &limit);
+    let checks = [check(&value, &limit)];
+    for _ in 0..4 {
+        assert!(passes(&store, &checks).await);
+    }
+    assert_eq!(cluster.nodes[0].command(&["WAIT", "1", "5000"]).int(), 1);
+    cluster.kill_node(0);
+    replica
+        .command(&["CLUSTER", "FAILOVER", "TAKEOVER"])
+        .expect_ok();
+    let mut charged = None;
+    for _ in 0..500 {
+        charged = charge(&store, &checks).await.ok();
+        if charged.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(charged.unwrap().outcomes[0].remaining, 9 - 5);
+}
+
 #[tokio::test]
 async fn counters_are_read_and_reset_wherever_they_are() {
     let cluster = Cluster::start(2);

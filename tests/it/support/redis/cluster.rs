@@ -181,7 +181,29 @@ impl Cluster {
         }
     }
 
-    /// Ends a node with SIGKILL. There are no replicas: its slots are nobody's until it is
+    /// Adds a replica of a node, and waits until it has its data.
+    pub(crate) fn start_replica(&self, of: usize) -> Redis {
+        let replica =
+            Redis::start_with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"]);
+        for node in &self.nodes {
+            let (port, bus) = (node.port().to_string(), node.ports.bus.to_string());
+            replica
+                .command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])
+                .expect_ok();
+        }
+        let primary = self.id(of);
+        // Refused until the two have heard of each other.
+        wait_until("it follows", || {
+            let reply = replica.command(&["CLUSTER", "REPLICATE", &primary]);
+            reply == Reply::Status("OK".to_owned())
+        });
+        wait_until("it has the data", || {
+            replica.info("replication", "master_link_status") == "up"
+        });
+        replica
+    }
+
+    /// Ends a node with SIGKILL. Unless it has a replica, its slots are nobody's until it is
     /// restarted, and without `--cluster-require-full-coverage no` the others refuse theirs, too.
     pub(crate) fn kill_node(&mut self, node: usize) {
         self.nodes[node].kill9();
