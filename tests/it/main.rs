@@ -7,6 +7,7 @@ mod cancellation;
 mod cluster;
 mod command_line;
 mod config_errors;
+mod deploy;
 mod envoy;
 mod failure;
 mod headers;

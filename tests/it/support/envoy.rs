@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Output};
 
 use tempfile::TempDir;
 
@@ -11,7 +11,7 @@ use super::http::get;
 use super::wait_until;
 
 /// The configuration under test.
-pub(crate) const DEPLOYED: &str = "deploy/envoy/envoy.yaml";
+const DEPLOYED: &str = "deploy/envoy/envoy.yaml";
 
 /// An Envoy that ends when it is dropped.
 pub(crate) struct Envoy {
@@ -32,6 +32,22 @@ pub(crate) fn command() -> Command {
         program.display()
     );
     Command::new(program)
+}
+
+/// Whether Envoy would start with this file; if not, the test ends with the reason.
+#[track_caller]
+pub(crate) fn validate(file: &Path) {
+    let mut validate = command();
+    validate.args([
+        "--mode",
+        "validate",
+        "--log-level",
+        "error",
+        "--config-path",
+    ]);
+    let Output { status, stderr, .. } = validate.arg(file).output().unwrap();
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{}: {stderr}", file.display());
 }
 
 /// Starts Envoy between its clients and `upstream`, and waits until it answers.

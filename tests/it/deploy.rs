@@ -1,0 +1,169 @@
+//! What `deploy/` says about Comporta is true of it. Kubernetes' schemas, the Helm chart and the alerts'
+//! own tests are the business of `tests/deploy/run`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use clap::{Args, Command as Flags};
+use comporta::config::files;
+use comporta::config::parse::{ParseOptions, parse};
+use comporta::settings::Settings;
+use serde_json::Value;
+
+use crate::support::redis::resp::{Connection, Reply};
+use crate::support::{envoy, server, wait_until};
+
+/// Where the rules that are deployed by example are.
+const RULES: &str = "deploy/kubernetes/base/rules";
+
+#[test]
+fn every_flag_and_variable_exists() {
+    let command = Settings::augment_args(Flags::new("comporta"));
+    let variables: Vec<_> = command
+        .get_arguments()
+        .filter_map(|argument| argument.get_env()?.to_str())
+        .collect();
+    let flags: Vec<_> = command
+        .get_arguments()
+        .filter_map(|argument| argument.get_long())
+        .collect();
+    let mut found = 0;
+    for (file, text) in texts("deploy") {
+        for word in words(&text, |c| c.is_ascii_alphanumeric() || c == '_') {
+            if word.starts_with("COMPORTA_") {
+                assert!(variables.contains(&word), "{}: {word}", file.display());
+                found += 1;
+            }
+        }
+        // Other programs have flags too: ours are those that follow our name.
+        for (_, arguments) in text.lines().filter_map(|line| line.split_once("comporta ")) {
+            for word in arguments.split_whitespace() {
+                let flag = word.strip_prefix("--").map(|flag| flag.trim_matches('`'));
+                let is_ours = flag.is_none_or(|flag| flags.contains(&flag));
+                let is_a_command_s = word == "--domain";
+                assert!(is_ours || is_a_command_s, "{}: {word}", file.display());
+            }
+        }
+    }
+    assert!(found > 0);
+}
+
+#[test]
+fn the_rules_are_beyond_reproach() {
+    let sources = files::read(&[RULES.into()]).unwrap();
+    let config = parse(&sources, ParseOptions::default()).unwrap();
+    assert_eq!(config.warnings(), []);
+}
+
+#[test]
+fn every_envoy_file_is_valid() {
+    let files = texts("deploy/envoy");
+    assert!(!files.is_empty());
+    for (file, _) in files {
+        envoy::validate(&file);
+    }
+}
+
+/// With the command, the settings and the password file that the overlay gives it, Redis takes Comporta
+/// for what it is, and nobody else.
+#[test]
+fn the_deployed_redis_knows_the_password() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("password"), "0123456789abcdef\n").unwrap();
+    let deployed = fs::read_to_string("deploy/kubernetes/redis/redis.conf").unwrap();
+    let here = format!("port 0\nunixsocket {}\n", path("socket"));
+    fs::write(path("redis.conf"), deployed + &here).unwrap();
+    let manifests = documents("deploy/kubernetes/redis/redis.yaml");
+    let container = &manifests[1]["spec"]["template"]["spec"]["containers"][0];
+    let script = container["args"][0].as_str().unwrap();
+    let script = replaced(script, "/etc/redis/redis.conf", &path("redis.conf"));
+    let script = replaced(&script, "/run/secrets/redis/password", &path("password"));
+    let shell = Command::new("/bin/sh")
+        .args(["-c", &script])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .spawn();
+    let _redis = Running(shell.unwrap());
+    wait_until("redis-server listens", || {
+        Path::new(&path("socket")).exists()
+    });
+
+    let mut connection = Connection::unix(Path::new(&path("socket"))).unwrap();
+    let refusal = connection.command(&["PING"]).unwrap();
+    assert!(
+        matches!(&refusal, Reply::Error(text) if text.starts_with("NOAUTH")),
+        "{refusal:?}"
+    );
+    let welcome = connection.command(&["AUTH", "0123456789abcdef"]).unwrap();
+    welcome.expect_ok();
+    for (setting, value) in [("maxmemory-policy", "noeviction"), ("save", "")] {
+        let set = connection.command(&["CONFIG", "GET", setting]).unwrap();
+        assert_eq!(set.field(setting), value);
+    }
+
+    let rules = fs::read_to_string(format!("{RULES}/api.yaml")).unwrap();
+    let store = format!("redis+unix://{}", path("socket"));
+    let flags = [
+        "--store",
+        &store,
+        "--redis-password-file",
+        &path("password"),
+        "--store-timeout",
+        "1s",
+    ];
+    let server = server::start_with(&rules, &flags);
+    let request =
+        r#"{"domain": "api", "descriptors": [{"entries": [{"key": "tenant", "value": "acme"}]}]}"#;
+    let (status, body) = server.post_json(request);
+    assert_eq!(status, 200, "{body}");
+    assert!(!body.contains("egraded"), "{body}");
+    assert!(body.contains("limitRemaining"), "{body}");
+}
+
+/// A process that ends with its owner.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _already_gone = self.0.kill();
+        let _already_gone = self.0.wait();
+    }
+}
+
+/// With `old`, which has to be there, replaced.
+#[track_caller]
+fn replaced(text: &str, old: &str, new: &str) -> String {
+    assert!(text.contains(old), "there is no {old} in {text}");
+    text.replace(old, new)
+}
+
+/// The YAML documents of a file.
+fn documents(file: &str) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    serde_saphyr::from_multiple(&text).unwrap()
+}
+
+/// Every file in and below a folder.
+fn texts(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut texts = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                texts.push((path.clone(), fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    texts
+}
+
+/// The longest runs of such characters.
+fn words(text: &str, is_part: impl Fn(char) -> bool) -> impl Iterator<Item = &str> {
+    text.split(move |c| !is_part(c))
+        .filter(|word| !word.is_empty())
+}
