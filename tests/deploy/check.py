@@ -1,6 +1,8 @@
 """Validates what is in deploy/. Called by tests/deploy/run, which says what it needs."""
 
+import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 
 TOOLS = pathlib.Path(sys.executable).parent
 KUBERNETES = pathlib.Path("deploy/kubernetes")
+CHART = pathlib.Path("deploy/helm/comporta")
+CHART_VALUES = pathlib.Path("tests/deploy/values")
 
 # The oldest Kubernetes that the manifests are for, and the newest that there are schemas of.
 KUBERNETES_VERSIONS = ["1.29", "1.37"]
@@ -22,19 +26,37 @@ MODELS = {
     "ServiceMonitor": prometheus_operator.ServiceMonitor,
 }
 
+# What the chart refuses, and a part of what it says then.
+REFUSED_VALUES = {
+    "replica=3": "additional properties 'replica' not allowed",
+    "replicas=0": "replicas",
+    "store.url=localhost:6379": "store/url",
+    "rules.api=x": "rules",
+    "failureMode=opne": "failureMode",
+    "redis.enabled=true": "store.passwordSecret.name: name a Secret",
+    "redis.enabled=true,store.url=redis://other": "store.url: `redis.enabled` runs a Redis",
+    "store.url=redis://other": "networkPolicy.egress: say how the store is reached",
+    "store.tls.clientCertificate=true": "store.tls.secret: name the Secret",
+    "rules=null": "rules: there are none",
+}
+
 # How long a drain takes: Comporta's defaults for the time before it and for the drain itself.
 DRAIN_SECONDS = 5 + 25
 
 
 def main():
     valid = []
-    for name, documents in rendered():
+    sets = dict(rendered())
+    for name, documents in sets.items():
         place = f"{name}: "
         for document in documents:
             if document not in valid:
                 validate(place, document)
                 valid.append(document)
         check_together(place, documents)
+    check_same("base", sets["base"], sets["chart"])
+    check_same("redis with monitoring", sets["redis with monitoring"], sets["chart with redis.yaml"])
+    check_chart()
     return len(valid)
 
 
@@ -52,10 +74,17 @@ def rendered():
                 f"namespace: comporta\nresources: [../{overlay}]\ncomponents: [../monitoring]\n"
             )
             yield f"{overlay} with monitoring", kustomize(monitored)
+    yield "chart", helm_template()
+    for values in sorted(CHART_VALUES.iterdir()):
+        yield f"chart with {values.name}", helm_template("--values", values)
 
 
 def kustomize(folder):
     return documents(run(TOOLS / "kubectl", "kustomize", folder))
+
+
+def helm_template(*arguments):
+    return documents(run(TOOLS / "helm", "template", "comporta", CHART, "--namespace", "comporta", *arguments))
 
 
 def documents(text):
@@ -106,7 +135,11 @@ def difference(written, known, path=""):
 
 
 def check_together(place, documents):
-    """What no schema says: that the manifests of one set fit together."""
+    """What no schema says: that the manifests of one set fit together.
+
+    With what users of the chart make themselves, by the names that tests/deploy/values/ has for it.
+    """
+    theirs = {"ConfigMap": {"my-rules"}, "Secret": {"comporta-redis", "shared-redis", "redis-tls"}}
 
     def of(*kinds):
         return [document for document in documents if document["kind"] in kinds]
@@ -130,7 +163,9 @@ def check_together(place, documents):
 
     for workload in workloads:
         ensure(selected(workload["spec"]["selector"]) == [workload["spec"]["template"]], workload, "selects other pods")
-        check_pod(workload, names("ConfigMap"), names("Secret"), ensure)
+        is_chart = place.startswith("chart")
+        known = {kind: names(kind) | (theirs[kind] if is_chart else set()) for kind in theirs}
+        check_pod(workload, known["ConfigMap"], known["Secret"], ensure)
     for service in of("Service"):
         pods = selected(service["spec"]["selector"])
         ensure(len(pods) == 1, service, "has to select one kind of pod")
@@ -184,6 +219,79 @@ def check_pod(workload, config_maps, secrets, ensure):
         rolling = workload["spec"]["strategy"]["rollingUpdate"]
         must(rolling["maxUnavailable"] == 0, "an update takes instances away first")
         must(pod["terminationGracePeriodSeconds"] > DRAIN_SECONDS, "is killed in the middle of a drain")
+
+
+def check_same(name, manifests, chart):
+    """The chart makes what the manifests say, but for labels, and for hashes in names."""
+    mine = {key(document): comparable(document) for document in manifests}
+    # Helm's user makes the namespace and the password.
+    mine = {key: value for key, value in mine.items() if key[0] not in ("Namespace", "Secret")}
+    charts = {key(document): comparable(document) for document in chart}
+    if mine.keys() != charts.keys():
+        fail(f"{name} and the chart: {sorted(mine.keys() ^ charts.keys())} only in one of them")
+    for which, document in mine.items():
+        if found := divergence(document, charts[which]):
+            fail(f"{name} and the chart differ in {' '.join(which)}{found}")
+
+
+def divergence(one, other, path=""):
+    """Where two documents differ first, and what they say there."""
+    if one == other:
+        return None
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return next(found for key in one if (found := divergence(one[key], other[key], f"{path}.{key}")))
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other))
+        return next(found for at, pair in pairs if (found := divergence(*pair, f"{path}[{at}]")))
+    return f"{path}:\n{one}\n{other}"
+
+
+def key(document):
+    return document["kind"], without_hash(document["metadata"]["name"])
+
+
+def without_hash(text):
+    return re.sub(r"^(comporta-redis)-[a-z0-9]{10}$", r"\1", text)
+
+
+def comparable(node):
+    """Without what may differ: metadata, the label of the release, comments, and the order of named things."""
+    if isinstance(node, dict):
+        dropped = {"metadata", "app.kubernetes.io/instance", "items"}
+        pairs = {key: comparable(value) for key, value in node.items() if key not in dropped}
+        if node.get("kind") == "ConfigMap":
+            pairs["data"] = {name: re.sub(r"(?m)^#.*\n\n?", "", text).strip() for name, text in node["data"].items()}
+        return pairs
+    if isinstance(node, list):
+        items = [comparable(item) for item in node]
+        return sorted(items, key=lambda item: item["name"]) if all(is_named(item) for item in items) else items
+    return without_hash(node) if isinstance(node, str) else node
+
+
+def is_named(item):
+    return isinstance(item, dict) and "name" in item
+
+
+def check_chart():
+    run(TOOLS / "helm", "lint", "--strict", CHART)
+    for values, expected in REFUSED_VALUES.items():
+        command = [TOOLS / "helm", "template", "comporta", CHART, "--set", values]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        if done.returncode == 0 or expected not in done.stderr:
+            fail(f"helm template --set {values}: {done.stderr or 'was accepted'}")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    check_described("", values, schema)
+
+
+def check_described(place, values, schema):
+    """The schema and values.yaml have the same keys."""
+    known = schema.get("properties", {}).keys() - {"global"}
+    if known and known != values.keys():
+        fail(f"values.yaml and values.schema.json: {place}{sorted(known ^ values.keys())} only in one of them")
+    for key in known:
+        if isinstance(values[key], dict):
+            check_described(f"{key}.", values[key], schema["properties"][key])
 
 
 def fail(message):
