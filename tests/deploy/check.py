@@ -31,7 +31,7 @@ REFUSED_VALUES = {
     "replica=3": "additional properties 'replica' not allowed",
     "replicas=0": "replicas",
     "store.url=localhost:6379": "store/url",
-    "rules.api=x": "rules",
+    "rules.api=x": "invalid propertyName 'api'",
     "failureMode=opne": "failureMode",
     "redis.enabled=true": "store.passwordSecret.name: name a Secret",
     "redis.enabled=true,store.url=redis://other": "store.url: `redis.enabled` runs a Redis",
