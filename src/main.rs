@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use comporta::clock::Clock;
+use comporta::server::{ServeError, Server, Stop};
 use comporta::settings::{LogFormat, Settings};
 
 mod commands;
@@ -67,8 +68,8 @@ const EXIT_CONFIG: u8 = 65;
 fn serve(settings: Settings) -> ExitCode {
     log_to_stderr(settings.log_format);
     let served = block_on(async {
-        let shutdown = shutdown_signal().map_err(comporta::server::ServeError::Start)?;
-        let server = comporta::server::Server::bind(settings, Clock::System).await?;
+        let shutdown = shutdown_signal().map_err(ServeError::Start)?;
+        let server = Server::bind(settings, Clock::System).await?;
         if let Ok(ports) = server.ports() {
             tracing::info!(grpc = %ports.grpc, http = %ports.http, debug = %ports.debug, "listening");
         }
@@ -79,8 +80,8 @@ fn serve(settings: Settings) -> ExitCode {
         Err(error) => {
             complain(&error.to_string());
             match error {
-                comporta::server::ServeError::Config(_) => ExitCode::from(EXIT_CONFIG),
-                comporta::server::ServeError::Store(_) => ExitCode::from(EXIT_SETTINGS),
+                ServeError::Config(_) => ExitCode::from(EXIT_CONFIG),
+                ServeError::Store(_) | ServeError::Tls(_) => ExitCode::from(EXIT_SETTINGS),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -88,26 +89,24 @@ fn serve(settings: Settings) -> ExitCode {
 }
 
 /// Runs `future` on this thread.
-fn block_on<T>(
-    future: impl Future<Output = Result<T, comporta::server::ServeError>>,
-) -> Result<T, comporta::server::ServeError> {
+fn block_on<T>(future: impl Future<Output = Result<T, ServeError>>) -> Result<T, ServeError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(comporta::server::ServeError::Start)?
+        .map_err(ServeError::Start)?
         .block_on(future)
 }
 
-/// Ends on SIGTERM or SIGINT.
-fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+/// Ends on SIGTERM, which an orchestrator sends, or on SIGINT, for which a person waits.
+fn shutdown_signal() -> io::Result<impl Future<Output = Stop>> {
     use tokio::signal::unix::{SignalKind, signal};
 
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = terminate.recv() => Stop::Announced,
+            _ = interrupt.recv() => Stop::AtOnce,
         }
     })
 }

@@ -4,24 +4,32 @@
 //! call never crosses threads, which costs more than the decision itself. The configuration, the
 //! store and the metrics are shared. HTTP and the debug port run on a runtime of their own.
 
+mod connection;
+mod http;
+mod listener;
 mod store;
+mod tls;
+mod workers;
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZero;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use connection::Connections;
+use listener::{Listener, UnixSocket, bind_unix};
 use store::Stores;
-use tokio::net::{TcpListener, TcpStream};
+use tls::{Tls, TlsError, TlsFiles};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::task::JoinSet;
 use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use workers::Workers;
 
 use crate::clock::Clock;
 use crate::config::files::{self, Source, Stamp};
@@ -31,35 +39,18 @@ use crate::config::{Config, ConfigError, FailureMode, Live, report};
 use crate::failure::Fallback;
 use crate::request::Bounds;
 use crate::service::{Options, Service};
-use crate::settings::{ConfigSettings, DefaultFailureMode, Settings};
+use crate::settings::{ConfigSettings, DefaultFailureMode, GrpcSettings, Settings};
+use crate::store::any::AnyStore;
 use crate::store::drill::Drill;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::store::redis::url::{StoreUrl, UrlError};
 use crate::telemetry::Telemetry;
 use crate::transport::http::Readiness;
-use crate::transport::{debug, http, rls};
-
-/// Sockets that wait for a busy worker; beyond it accepting waits.
-const HANDOVER_MAX: usize = 1_024;
+use crate::transport::{self, debug, rls};
 
 /// How often the next part of the memory store is swept.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Streams that one connection may have open. Envoy multiplexes all calls of a worker thread over
-/// one connection, so this is the bound on what is in flight from it.
-const STREAMS_MAX: u32 = 4_096;
-
-/// Envoy resets a stream when its 20 ms are over; under overload it does so by the thousand, and
-/// the HTTP/2 layer's default bound of 20 would then close the connection.
-const RESETS_PENDING_MAX: usize = 8_192;
-
-/// gRPC headers are a few hundred bytes.
-const HEADER_LIST_BYTES_MAX: u32 = 16 * 1_024;
-
-/// A peer that doesn't answer a ping is gone, and its connection is closed.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the process didn't start, or stopped.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +71,17 @@ pub enum ServeError {
         /// Why not.
         source: io::Error,
     },
+    /// The Unix socket can't be had.
+    #[error("can't listen on {} for gRPC: {source}", .path.display())]
+    BindSocket {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A certificate is wrong.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
     /// A thread or a runtime can't be had.
     #[error("can't start: {0}")]
     Start(io::Error),
@@ -100,8 +102,20 @@ pub struct Server {
     telemetry: Arc<Telemetry>,
     clock: Clock,
     grpc: TcpListener,
+    grpc_socket: Option<UnixSocket>,
+    grpc_tls: Option<Arc<Tls>>,
     http: TcpListener,
+    http_tls: Option<Arc<Tls>>,
     debug: TcpListener,
+}
+
+/// How a process is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// First let everyone see that it will.
+    Announced,
+    /// Only end the calls in flight.
+    AtOnce,
 }
 
 /// The ports that a server got.
@@ -138,7 +152,15 @@ impl Server {
         let telemetry = Arc::new(Telemetry::new());
         log_domains(&config, failure_mode(settings.failure_mode));
         Ok(Self {
-            grpc: bind("gRPC", settings.grpc_addr).await?,
+            grpc_tls: grpc_tls(&settings.grpc)?,
+            http_tls: http_tls(&settings)?,
+            grpc: bind("gRPC", settings.grpc.addr).await?,
+            grpc_socket: settings
+                .grpc
+                .socket
+                .as_deref()
+                .map(bind_socket)
+                .transpose()?,
             http: bind("HTTP", settings.http_addr).await?,
             debug: bind("the debug port", settings.debug_addr).await?,
             config: Arc::new(Live::new(config, clock.clone(), telemetry.clone())),
@@ -161,7 +183,7 @@ impl Server {
     }
 
     /// Serves until `shutdown`, then drains.
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+    pub async fn serve(self, shutdown: impl Future<Output = Stop>) -> Result<(), ServeError> {
         let Self {
             settings,
             store_url,
@@ -171,7 +193,10 @@ impl Server {
             telemetry,
             clock,
             grpc,
+            grpc_socket,
+            grpc_tls,
             http,
+            http_tls,
             debug,
         } = self;
         let drill = Drill::new(clock.clone());
@@ -185,25 +210,17 @@ impl Server {
             options(&settings),
         ));
 
-        let bounds = bounds(&settings);
-        let message_max = settings.message_bytes_max;
         let readiness = Readiness::default();
         let (health_reporter, health) = tonic_health::server::health_reporter();
-        let routes = rls::routes(
-            service.clone(),
-            telemetry.clone(),
-            bounds,
-            message_max,
-            health,
-        )?;
-        let http_router = http::router(
-            service.clone(),
-            telemetry,
-            readiness.clone(),
-            bounds,
-            message_max,
-        );
-        let debug_router = debug::router(service, config.clone(), drill, bounds, message_max);
+        let answers = Answers {
+            service,
+            telemetry: telemetry.clone(),
+            bounds: bounds(&settings),
+            message_max: settings.message_bytes_max,
+        };
+        let routes = answers.grpc(health)?;
+        let http_router = answers.http(readiness.clone());
+        let debug_router = answers.debug(config.clone(), drill);
 
         let watch = Watch::new(
             settings.config.paths.clone(),
@@ -213,148 +230,75 @@ impl Server {
             sources,
         );
         let hangups = hangups().map_err(ServeError::Start)?;
+        let mut background = JoinSet::new();
+        background.spawn(sweep(stores.in_memory, clock));
+        background.spawn(greet(stores.redis));
+        background.spawn(watch.run(settings.reload_interval, hangups));
+        for tls in [&grpc_tls, &http_tls].into_iter().flatten() {
+            background.spawn(tls.clone().renew());
+        }
+
         let (stop, stopped) = watch::channel(false);
-        let workers = Workers::start(&settings, &routes, &stopped).map_err(ServeError::Start)?;
-        let accepting = tokio::spawn(accept(grpc, workers.senders.clone(), stopped.clone()));
-        let sweeping = tokio::spawn(sweep(stores.in_memory, clock));
-        let greeting = tokio::spawn(greet(stores.redis));
-        let watching = tokio::spawn(watch.run(settings.reload_interval, hangups));
-        let http = tokio::spawn(serve_http(http, http_router, stopped.clone()));
-        let debug = tokio::spawn(serve_http(debug, debug_router, stopped));
+        let connections = Connections::new(&settings.grpc, routes, grpc_tls, &telemetry);
+        let workers = Workers::start(settings.workers, &Arc::new(connections), &stopped)
+            .map_err(ServeError::Start)?;
+        let mut serving = JoinSet::new();
+        let doors = [Some(Listener::Tcp(grpc)), grpc_socket.map(Listener::Unix)];
+        for listener in doors.into_iter().flatten() {
+            serving.spawn(workers.accept(listener, stopped.clone()));
+        }
+        serving.spawn(http::serve(http, http_tls, http_router, stopped.clone()));
+        serving.spawn(http::serve(debug, None, debug_router, stopped));
         rls::report_health(&health_reporter, true).await;
         readiness.set(true);
         tracing::info!("ready");
 
-        shutdown.await;
-        tracing::info!("draining");
+        let asked = shutdown.await;
         readiness.set(false);
         rls::report_health(&health_reporter, false).await;
+        if asked == Stop::Announced && !settings.drain_delay.is_zero() {
+            tracing::info!(delay = ?settings.drain_delay, "not ready any more, and still serving");
+            tokio::time::sleep(settings.drain_delay).await;
+        }
+        tracing::info!("draining");
         let _nobody_left = stop.send(true);
-        sweeping.abort();
-        greeting.abort();
-        watching.abort();
+        drop(background);
         let drained = async {
-            let _ended = accepting.await;
             workers.ended().await;
-            let _ended = tokio::join!(http, debug);
+            serving.join_all().await;
         };
-        if tokio::time::timeout(settings.drain_timeout, drained)
-            .await
-            .is_ok()
-        {
-            tracing::info!("stopped");
-        } else {
-            tracing::warn!(timeout = ?settings.drain_timeout, "stopped with calls in flight");
+        match tokio::time::timeout(settings.drain_timeout, drained).await {
+            Ok(()) => tracing::info!("stopped"),
+            Err(_) => {
+                tracing::warn!(timeout = ?settings.drain_timeout, "stopped with calls in flight");
+            }
         }
         Ok(())
     }
 }
 
-/// The threads that answer gRPC.
-struct Workers {
-    senders: Vec<mpsc::Sender<TcpStream>>,
-    /// Every worker holds the other end until it ends.
-    running: mpsc::Receiver<Infallible>,
+/// What each port answers with.
+struct Answers {
+    service: Arc<Service<AnyStore>>,
+    telemetry: Arc<Telemetry>,
+    bounds: Bounds,
+    message_max: usize,
 }
 
-impl Workers {
-    fn start(
-        settings: &Settings,
-        routes: &Routes,
-        stopped: &watch::Receiver<bool>,
-    ) -> io::Result<Self> {
-        let count = NonZero::new(settings.workers)
-            .or_else(|| std::thread::available_parallelism().ok())
-            .map_or(1, NonZero::get);
-        let mut senders = Vec::new();
-        let (is_running, running) = mpsc::channel(1);
-        for number in 0..count {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            let (sender, sockets) = mpsc::channel(HANDOVER_MAX);
-            let (routes, stopped) = (routes.clone(), stopped.clone());
-            let is_running = is_running.clone();
-            std::thread::Builder::new()
-                .name(format!("grpc-{number}"))
-                .spawn(move || {
-                    runtime.block_on(serve_grpc(routes, sockets, stopped));
-                    drop(is_running);
-                })?;
-            senders.push(sender);
-        }
-        Ok(Self { senders, running })
+impl Answers {
+    fn grpc(&self, health: HealthServer<impl Health>) -> Result<Routes, ServeError> {
+        let (service, telemetry) = (self.service.clone(), self.telemetry.clone());
+        let routes = rls::routes(service, telemetry, self.bounds, self.message_max, health)?;
+        Ok(routes)
     }
 
-    /// Waits for all of them. Their threads are not joined: who stops waiting must not be held up by
-    /// a call that never ends.
-    async fn ended(mut self) {
-        let _all_gone = self.running.recv().await;
+    fn http(&self, readiness: Readiness) -> Router {
+        let (service, telemetry) = (self.service.clone(), self.telemetry.clone());
+        transport::http::router(service, telemetry, readiness, self.bounds, self.message_max)
     }
-}
 
-/// Hands accepted sockets to the workers in turn.
-async fn accept(
-    listener: TcpListener,
-    workers: Vec<mpsc::Sender<TcpStream>>,
-    stopped: watch::Receiver<bool>,
-) {
-    let mut turns = workers.iter().cycle();
-    loop {
-        let socket = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stop_signal(stopped.clone()) => return,
-        };
-        match socket {
-            Ok((socket, _)) => {
-                let Some(worker) = turns.next() else { return };
-                if worker.send(socket).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                // Out of file descriptors, most likely: more may come when connections close.
-                tracing::warn!(%error, "can't accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-/// How long to let the system recover when it can't accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-async fn serve_grpc(
-    routes: Routes,
-    sockets: mpsc::Receiver<TcpStream>,
-    stopped: watch::Receiver<bool>,
-) {
-    // A socket belongs to the runtime that accepted it until it is registered anew.
-    let sockets = ReceiverStream::new(sockets).map(|socket| {
-        let socket = TcpStream::from_std(socket.into_std()?)?;
-        socket.set_nodelay(true)?;
-        io::Result::Ok(socket)
-    });
-    let served = tonic::transport::Server::builder()
-        .max_concurrent_streams(STREAMS_MAX)
-        .http2_max_pending_accept_reset_streams(Some(RESETS_PENDING_MAX))
-        .http2_max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(sockets, stop_signal(stopped))
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "gRPC ended");
-    }
-}
-
-async fn serve_http(listener: TcpListener, router: Router, stopped: watch::Receiver<bool>) {
-    let served = axum::serve(listener, router)
-        .with_graceful_shutdown(stop_signal(stopped))
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "HTTP ended");
+    fn debug(self, config: Arc<Live>, drill: Drill) -> Router {
+        debug::router(self.service, config, drill, self.bounds, self.message_max)
     }
 }
 
@@ -393,6 +337,42 @@ async fn bind(what: &'static str, addr: SocketAddr) -> Result<TcpListener, Serve
     TcpListener::bind(addr)
         .await
         .map_err(|source| ServeError::Bind { what, addr, source })
+}
+
+fn bind_socket(path: &Path) -> Result<UnixSocket, ServeError> {
+    bind_unix(path).map_err(|source| ServeError::BindSocket {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn grpc_tls(settings: &GrpcSettings) -> Result<Option<Arc<Tls>>, TlsError> {
+    let pair = settings.tls_cert.as_ref().zip(settings.tls_key.as_ref());
+    let tls = pair.map(|(certificate, key)| {
+        let files = TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: settings.client_ca.clone(),
+        };
+        Tls::new(files, settings.client_names.clone(), b"h2")
+    });
+    Ok(tls.transpose()?.map(Arc::new))
+}
+
+fn http_tls(settings: &Settings) -> Result<Option<Arc<Tls>>, TlsError> {
+    let pair = settings
+        .http_tls_cert
+        .as_ref()
+        .zip(settings.http_tls_key.as_ref());
+    let tls = pair.map(|(certificate, key)| {
+        let files = TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            client_ca: None,
+        };
+        Tls::new(files, Vec::new(), b"http/1.1")
+    });
+    Ok(tls.transpose()?.map(Arc::new))
 }
 
 /// Says at start what each domain will do without its store, and what is odd about the rules: the time

@@ -2,6 +2,9 @@
 //!
 //! What the rules are is another matter: see `config`.
 
+mod grpc;
+mod redis;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,13 +12,14 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+pub use grpc::GrpcSettings;
+pub use redis::RedisSettings;
+
 /// Where rules are looked for; relative to the working directory.
 pub const CONFIG_DEFAULT: &str = "config";
 /// Notifications come at once; this is for file systems that send none.
 pub const RELOAD_INTERVAL_DEFAULT: &str = "5s";
-/// envoyproxy/ratelimit's ports, so that callers need no change.
-pub const GRPC_ADDR_DEFAULT: &str = "0.0.0.0:8081";
-/// See [`GRPC_ADDR_DEFAULT`].
+/// envoyproxy/ratelimit's, so that callers need no change.
 pub const HTTP_ADDR_DEFAULT: &str = "0.0.0.0:8080";
 /// Loopback only: it shows counters and rules to whoever asks.
 pub const DEBUG_ADDR_DEFAULT: &str = "127.0.0.1:6070";
@@ -25,14 +29,6 @@ pub const MEMORY_COUNTERS_MAX_DEFAULT: usize = 1_000_000;
 pub const STORE_TIMEOUT_DEFAULT: &str = "10ms";
 /// As many clients as are ever denied at a time; some 25 MB when all are.
 pub const DENIALS_MAX_DEFAULT: usize = 100_000;
-/// Apart from whatever else is in the database.
-pub const REDIS_PREFIX_DEFAULT: &str = "comporta:";
-/// One carries whatever has queued; a second goes out while the first is on its way.
-pub const REDIS_CONNECTIONS_DEFAULT: u32 = 2;
-/// On a network that works, connecting takes a few milliseconds.
-pub const REDIS_CONNECT_TIMEOUT_DEFAULT: &str = "100ms";
-/// What a Redis that works serves within its deadline, and some kilobytes each.
-pub const REDIS_QUEUE_MAX_DEFAULT: u32 = 4_096;
 /// A held reply is a stream and a timer: some kilobytes.
 pub const HOLDS_MAX_DEFAULT: usize = 10_000;
 /// Some kilobytes each, and many times what a store that keeps its deadline ever has waiting.
@@ -43,8 +39,10 @@ pub const MESSAGE_BYTES_MAX_DEFAULT: usize = 64 * 1024;
 pub const DESCRIPTORS_MAX_DEFAULT: usize = 64;
 /// As deep as a configuration is ever nested.
 pub const ENTRIES_MAX_DEFAULT: usize = 32;
-/// Below Kubernetes' 30 seconds between SIGTERM and SIGKILL.
-pub const DRAIN_TIMEOUT_DEFAULT: &str = "25s";
+/// Kubernetes, and Envoy's DNS, take a few seconds to tell everyone that an instance is going.
+pub const DRAIN_DELAY_DEFAULT: &str = "5s";
+/// With the delay, below Kubernetes' 30 seconds between SIGTERM and SIGKILL.
+pub const DRAIN_TIMEOUT_DEFAULT: &str = "20s";
 
 /// Where the rules are.
 #[derive(Args, Clone, Debug)]
@@ -117,9 +115,9 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "COMPORTA_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: u32,
 
-    /// Where gRPC is served
-    #[arg(long, value_name = "ADDR", env = "COMPORTA_GRPC_ADDR", default_value = GRPC_ADDR_DEFAULT)]
-    pub grpc_addr: SocketAddr,
+    /// How gRPC is served.
+    #[command(flatten)]
+    pub grpc: GrpcSettings,
 
     /// Where /healthcheck, /json and /metrics are served
     #[arg(long, value_name = "ADDR", env = "COMPORTA_HTTP_ADDR", default_value = HTTP_ADDR_DEFAULT)]
@@ -128,6 +126,24 @@ pub struct Settings {
     /// Where /rlconfig, /explain, /counters and /drill are served
     #[arg(long, value_name = "ADDR", env = "COMPORTA_DEBUG_ADDR", default_value = DEBUG_ADDR_DEFAULT)]
     pub debug_addr: SocketAddr,
+
+    /// The certificate (PEM) of the HTTP port, which then speaks TLS
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "COMPORTA_HTTP_TLS_CERT",
+        requires = "http_tls_key"
+    )]
+    pub http_tls_cert: Option<PathBuf>,
+
+    /// The key of that certificate (PEM)
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "COMPORTA_HTTP_TLS_KEY",
+        requires = "http_tls_cert"
+    )]
+    pub http_tls_key: Option<PathBuf>,
 
     /// Threads that answer gRPC; 0 for one per core
     #[arg(long, value_name = "N", env = "COMPORTA_WORKERS", default_value_t = 0)]
@@ -153,7 +169,12 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "COMPORTA_ENTRIES_MAX", default_value_t = ENTRIES_MAX_DEFAULT)]
     pub entries_max: usize,
 
-    /// How long calls in flight have to end after SIGTERM
+    /// How long to go on serving after SIGTERM, not ready any more, until callers have noticed. SIGINT
+    /// doesn't wait
+    #[arg(long, value_name = "TIME", env = "COMPORTA_DRAIN_DELAY", default_value = DRAIN_DELAY_DEFAULT, value_parser = duration)]
+    pub drain_delay: Duration,
+
+    /// How long calls in flight then have to end
     #[arg(long, value_name = "TIME", env = "COMPORTA_DRAIN_TIMEOUT", default_value = DRAIN_TIMEOUT_DEFAULT, value_parser = duration)]
     pub drain_timeout: Duration,
 
@@ -165,92 +186,6 @@ pub struct Settings {
         default_value = "auto"
     )]
     pub log_format: LogFormat,
-}
-
-/// How Redis is reached and used.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Redis")]
-pub struct RedisSettings {
-    /// The user, if the URL doesn't say it
-    #[arg(long = "redis-user", value_name = "NAME", env = "COMPORTA_REDIS_USER")]
-    pub user: Option<String>,
-
-    /// The password, if the URL doesn't say it; better in the variable, or in a file
-    #[arg(
-        long = "redis-password",
-        value_name = "TEXT",
-        env = "COMPORTA_REDIS_PASSWORD",
-        hide_env_values = true
-    )]
-    pub password: Option<Hidden>,
-
-    /// A file with the password; read again for every connection, so that it can be rotated
-    #[arg(
-        long = "redis-password-file",
-        value_name = "PATH",
-        env = "COMPORTA_REDIS_PASSWORD_FILE",
-        conflicts_with = "password"
-    )]
-    pub password_file: Option<PathBuf>,
-
-    /// The user that sentinels know
-    #[arg(
-        long = "redis-sentinel-user",
-        value_name = "NAME",
-        env = "COMPORTA_REDIS_SENTINEL_USER"
-    )]
-    pub sentinel_user: Option<String>,
-
-    /// The password that sentinels ask for
-    #[arg(
-        long = "redis-sentinel-password",
-        value_name = "TEXT",
-        env = "COMPORTA_REDIS_SENTINEL_PASSWORD",
-        hide_env_values = true
-    )]
-    pub sentinel_password: Option<Hidden>,
-
-    /// The authority (PEM) that signed the server's certificate; the system's authorities without it
-    #[arg(
-        long = "redis-tls-ca",
-        value_name = "PATH",
-        env = "COMPORTA_REDIS_TLS_CA"
-    )]
-    pub tls_ca: Option<PathBuf>,
-
-    /// Our own certificate (PEM)
-    #[arg(
-        long = "redis-tls-cert",
-        value_name = "PATH",
-        env = "COMPORTA_REDIS_TLS_CERT",
-        requires = "tls_key"
-    )]
-    pub tls_cert: Option<PathBuf>,
-
-    /// The key of our own certificate (PEM)
-    #[arg(
-        long = "redis-tls-key",
-        value_name = "PATH",
-        env = "COMPORTA_REDIS_TLS_KEY",
-        requires = "tls_cert"
-    )]
-    pub tls_key: Option<PathBuf>,
-
-    /// What counters' names begin with
-    #[arg(long = "redis-prefix", value_name = "TEXT", env = "COMPORTA_REDIS_PREFIX", default_value = REDIS_PREFIX_DEFAULT)]
-    pub prefix: String,
-
-    /// Connections of each worker thread
-    #[arg(long = "redis-connections", value_name = "N", env = "COMPORTA_REDIS_CONNECTIONS", default_value_t = REDIS_CONNECTIONS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub connections: u32,
-
-    /// How long a connection may take to be made
-    #[arg(long = "redis-connect-timeout", value_name = "TIME", env = "COMPORTA_REDIS_CONNECT_TIMEOUT", default_value = REDIS_CONNECT_TIMEOUT_DEFAULT, value_parser = duration)]
-    pub connect_timeout: Duration,
-
-    /// Requests of each worker thread that may wait; beyond it the failure mode answers
-    #[arg(long = "redis-queue-max", value_name = "N", env = "COMPORTA_REDIS_QUEUE_MAX", default_value_t = REDIS_QUEUE_MAX_DEFAULT, value_parser = clap::value_parser!(u32).range(1..))]
-    pub queue_max: u32,
 }
 
 /// A text that no debug output shows, because it is a password or may hold one.

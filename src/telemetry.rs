@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use crate::algorithm::Micros;
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 17] = [
+pub const METRICS: [(&str, &str); 19] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (
@@ -54,6 +54,11 @@ pub const METRICS: [(&str, &str); 17] = [
         HELD,
         "Replies that are being held for a leaky bucket's turn.",
     ),
+    (CONNECTIONS, "gRPC connections that are open."),
+    (
+        HANDSHAKES_FAILED,
+        "gRPC connections that ended before TLS was agreed upon.",
+    ),
     (
         COUNTERS,
         "Counters in memory, of the embedded store or of the failure mode `local`.",
@@ -82,6 +87,8 @@ const DEGRADED: &str = "comporta_degraded_total";
 const BREAKER_STATE: &str = "comporta_store_breaker_state";
 const REMEMBERED_DENIALS: &str = "comporta_remembered_denials_total";
 const HELD: &str = "comporta_held_replies";
+const CONNECTIONS: &str = "comporta_grpc_connections";
+const HANDSHAKES_FAILED: &str = "comporta_grpc_handshakes_failed_total";
 const COUNTERS: &str = "comporta_counters";
 const COUNTERS_EXPIRED: &str = "comporta_counters_expired_total";
 const COUNTERS_EVICTED: &str = "comporta_counters_evicted_total";
@@ -122,6 +129,13 @@ pub struct DenialMeter(Counter);
 /// The metric of one node of a shared store.
 #[derive(Debug)]
 pub struct NodeMeter(Gauge);
+
+/// The metrics of gRPC connections.
+#[derive(Debug)]
+pub struct ConnectionMeter {
+    open: Gauge,
+    handshakes_failed: Counter,
+}
 
 /// The metrics of counters in memory.
 #[derive(Clone, Debug)]
@@ -233,6 +247,15 @@ impl Telemetry {
         NodeMeter(gauge(&self.recorder, BREAKER_STATE, labels))
     }
 
+    /// The meter of gRPC connections.
+    #[must_use]
+    pub fn connections(&self) -> ConnectionMeter {
+        ConnectionMeter {
+            open: gauge(&self.recorder, CONNECTIONS, vec![]),
+            handshakes_failed: counter(&self.recorder, HANDSHAKES_FAILED, vec![]),
+        }
+    }
+
     /// A configuration is in force since then.
     pub fn config_loaded(&self, rules: usize, now: Micros) {
         let rules = u32::try_from(rules).unwrap_or(u32::MAX);
@@ -292,17 +315,23 @@ impl Telemetry {
 
     /// A reply is being held until the guard is dropped.
     #[must_use]
-    pub fn holding(&self) -> Holding<'_> {
-        self.held.increment(1);
-        Holding(&self.held)
+    pub fn holding(&self) -> Counted<'_> {
+        Counted::new(&self.held)
     }
 }
 
-/// Counts a held reply while it lives.
+/// Counts what there is while it is there.
 #[derive(Debug)]
-pub struct Holding<'t>(&'t Gauge);
+pub struct Counted<'t>(&'t Gauge);
 
-impl Drop for Holding<'_> {
+impl<'t> Counted<'t> {
+    fn new(gauge: &'t Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.decrement(1);
     }
@@ -346,6 +375,18 @@ impl NodeMeter {
     /// Its breaker is in this state.
     pub(crate) fn set(&self, state: u8) {
         self.0.set(state);
+    }
+}
+
+impl ConnectionMeter {
+    /// A connection is open until the guard is dropped.
+    pub(crate) fn opened(&self) -> Counted<'_> {
+        Counted::new(&self.open)
+    }
+
+    /// A connection was closed before it was of use.
+    pub(crate) fn handshake_failed(&self) {
+        self.handshakes_failed.increment(1);
     }
 }
 

@@ -1,13 +1,8 @@
-//! The program as it is run: help, exit codes, signals.
+//! The program as it is run: help, exit codes, what it prints.
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::{Command, Output};
 
-use crate::support::http::get;
-use crate::support::server::{connect, request};
-use crate::support::wait_until;
+use crate::support::process::{comporta, rules_file};
 
 const RULES: &str = "
 domain: d
@@ -17,12 +12,6 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket, queue: 5}
 ";
 
-fn comporta() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_comporta"));
-    command.env_clear();
-    command
-}
-
 fn output(command: &mut Command) -> (Option<i32>, String, String) {
     let Output {
         status,
@@ -31,12 +20,6 @@ fn output(command: &mut Command) -> (Option<i32>, String, String) {
     } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
-}
-
-fn rules_file(rules: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("rules.yaml"), rules).unwrap();
-    folder
 }
 
 #[test]
@@ -132,87 +115,4 @@ fn explain_needs_no_server() {
     );
     assert!(lines.contains(&"  counter d:k=x:leaky1"), "{stdout}");
     assert_eq!(lines.last(), Some(&"OK"));
-}
-
-/// A child that does not outlive the test.
-struct Serving {
-    child: Child,
-    grpc: SocketAddr,
-    http: SocketAddr,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _already_gone = self.child.kill();
-        let _already_gone = self.child.wait();
-    }
-}
-
-fn serve(rules: &tempfile::TempDir) -> Serving {
-    let any_port = "127.0.0.1:0";
-    let mut child = comporta()
-        .arg("--config")
-        .arg(rules.path())
-        .args([
-            "--grpc-addr",
-            any_port,
-            "--http-addr",
-            any_port,
-            "--debug-addr",
-            any_port,
-        ])
-        .args(["--log-format", "json"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-    let listening = log
-        .by_ref()
-        .map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap())
-        .find(|line| line["message"] == "listening")
-        .unwrap();
-    // The log is read to its end, or the child would block on a full pipe.
-    std::thread::spawn(move || log.for_each(drop));
-    let port = |name: &str| listening[name].as_str().unwrap().parse().unwrap();
-    Serving {
-        child,
-        grpc: port("grpc"),
-        http: port("http"),
-    }
-}
-
-/// The health flips first, the call that is being held gets its answer, and then the process ends.
-#[tokio::test(flavor = "multi_thread")]
-async fn sigterm_drains() {
-    let rules = rules_file(RULES);
-    let mut serving = serve(&rules);
-    wait_until("it is ready", || get(serving.http, "/healthcheck").0 == 200);
-    let mut client = connect(serving.grpc).await;
-    let ask = request(&[&[("k", "x")]]);
-    client.ask(ask.clone()).await.unwrap();
-    let mut held_client = client.clone();
-    let held = tokio::spawn(async move { held_client.ask(ask).await });
-    wait_until("a reply is held", || {
-        get(serving.http, "/metrics")
-            .1
-            .contains("comporta_held_replies 1")
-    });
-
-    let id = serving.child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &id])
-            .status()
-            .unwrap()
-            .success()
-    );
-    let answer = held.await.unwrap().expect("a held call ends well");
-    assert_eq!(answer.overall_code, 1);
-    let mut exit = None;
-    wait_until("it ends", || {
-        exit = serving.child.try_wait().unwrap();
-        std::thread::sleep(Duration::from_millis(10));
-        exit.is_some()
-    });
-    assert_eq!(exit.unwrap().code(), Some(0));
 }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::certificates::certificates;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis::Redis;
 use crate::support::redis::cluster::Cluster;
 use crate::support::redis::resp::{Connection, Reply};
 use crate::support::redis::sentinel::{NAME, Passwords, Sentinel};
-use crate::support::redis::tls::certificates;
 use crate::support::wait_until;
 
 /// Long enough for an answer that comes at once, short enough to wait for one that doesn't.

@@ -52,10 +52,42 @@ pub(crate) fn validate(file: &Path) {
 
 /// Starts Envoy between its clients and `upstream`, and waits until it answers.
 pub(crate) fn start(upstream: SocketAddr, comporta: SocketAddr) -> Envoy {
+    start_with(deployed_with(upstream, comporta))
+}
+
+/// The same with several instances, which Envoy asks for their health ten times a second.
+pub(crate) fn start_over(upstream: SocketAddr, comporta: &[SocketAddr]) -> Envoy {
+    let first = deployed_with(upstream, comporta[0]);
+    let endpoint = |port: u16| {
+        format!(
+            "
+              - endpoint:
+                  address:
+                    socket_address: {{address: 127.0.0.1, port_value: {port}}}"
+        )
+    };
+    let first_endpoint = endpoint(comporta[0].port());
+    assert_eq!(first.matches(&first_endpoint).count(), 1);
+    let endpoints: String = comporta.iter().map(|addr| endpoint(addr.port())).collect();
+    let all = first.replace(&first_endpoint, &endpoints);
+    let cluster = "    - name: comporta\n";
+    assert_eq!(all.matches(cluster).count(), 1);
+    let health = "      health_checks:
+        - timeout: 5s
+          interval: 0.1s
+          no_traffic_interval: 0.1s
+          unhealthy_threshold: 1
+          healthy_threshold: 1
+          grpc_health_check: {service_name: ratelimit}
+";
+    start_with(all.replace(cluster, &format!("{cluster}{health}")))
+}
+
+fn start_with(text: String) -> Envoy {
     let files = tempfile::tempdir().unwrap();
     let configuration = files.path().join("envoy.yaml");
     let admin_file = files.path().join("admin");
-    fs::write(&configuration, deployed_with(upstream, comporta)).unwrap();
+    fs::write(&configuration, text).unwrap();
     let child = command()
         .arg("--config-path")
         .arg(configuration)

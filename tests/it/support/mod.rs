@@ -1,7 +1,9 @@
 //! What several tests need.
 
+pub(crate) mod certificates;
 pub(crate) mod envoy;
 pub(crate) mod http;
+pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod server;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use clap::Parser;
 use comporta::algorithm::Micros;
 use comporta::clock::{Clock, ManualClock};
-use comporta::server::{Ports, Server};
+use comporta::server::{Ports, Server, Stop};
 use comporta::settings::Settings;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::{
     RateLimitDescriptor, rate_limit_descriptor::Entry,
@@ -85,7 +85,10 @@ pub(crate) fn start_in(config: TempDir, path: &str, flags: &[&str]) -> Running {
                 Err(error) => panic!("{error}"),
             };
             ready.send(server.ports().unwrap()).unwrap();
-            let stopped = async { drop(stopped.await) };
+            let stopped = async {
+                drop(stopped.await);
+                Stop::AtOnce
+            };
             server.serve(stopped).await.unwrap();
         });
     });

@@ -5,7 +5,6 @@
 pub(crate) mod cluster;
 pub(crate) mod resp;
 pub(crate) mod sentinel;
-pub(crate) mod tls;
 
 use std::fs::{self, File};
 use std::io;
@@ -17,9 +16,9 @@ use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
+use super::certificates::{Certificates, certificates};
 use super::wait_until;
 use resp::{Connection, Reply};
-use tls::Certificates;
 
 /// A server that ends when it is dropped.
 pub(crate) struct Redis {
@@ -55,7 +54,7 @@ impl Redis {
     /// Starts a server that speaks TLS on its port, and nothing else there. With `mutual`, clients
     /// need a certificate as well.
     pub(crate) fn start_tls(mutual: bool) -> Redis {
-        let certificates = tls::certificates();
+        let certificates = certificates();
         let arguments = certificates.server_arguments(mutual);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let mut setup = Setup::new(&arguments);

@@ -20,6 +20,7 @@ subjectKeyIdentifier = hash
 subjectAltName = DNS:localhost, IP:127.0.0.1
 extendedKeyUsage = serverAuth
 [client]
+subjectAltName = DNS:edge.example, URI:spiffe://cluster.local/ns/edge/sa/envoy
 extendedKeyUsage = clientAuth
 ";
 
@@ -68,13 +69,20 @@ impl Certificates {
         self.pair("client")
     }
 
+    /// Overwrites these files with those, certificate and key one after the other.
+    pub(crate) fn replace_server(&self, with: &Certificates) {
+        let ((certificate, key), (new_certificate, new_key)) = (self.server(), with.server());
+        std::fs::copy(new_certificate, certificate).unwrap();
+        std::fs::copy(new_key, key).unwrap();
+    }
+
     fn pair(&self, name: &str) -> (PathBuf, PathBuf) {
         let file = |extension| self.folder.path().join(format!("{name}.{extension}"));
         (file("pem"), file("key"))
     }
 
     /// What makes redis-server use them.
-    pub(super) fn server_arguments(&self, mutual: bool) -> Vec<String> {
+    pub(crate) fn server_arguments(&self, mutual: bool) -> Vec<String> {
         let (certificate, key) = self.server();
         let files = [
             ("--tls-ca-cert-file", self.ca()),
