@@ -16,6 +16,8 @@ from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
 TOOLS = pathlib.Path(sys.executable).parent
 KUBERNETES = pathlib.Path("deploy/kubernetes")
 CHART = pathlib.Path("deploy/helm/comporta")
+ALERTS = pathlib.Path("deploy/prometheus")
+DASHBOARD = pathlib.Path("deploy/grafana/comporta.json")
 CHART_VALUES = pathlib.Path("tests/deploy/values")
 
 # The oldest Kubernetes that the manifests are for, and the newest that there are schemas of.
@@ -44,7 +46,7 @@ REFUSED_VALUES = {
 DRAIN_SECONDS = 5 + 25
 
 
-def main():
+def main(promtool):
     valid = []
     sets = dict(rendered())
     for name, documents in sets.items():
@@ -57,6 +59,10 @@ def main():
     check_same("base", sets["base"], sets["chart"])
     check_same("redis with monitoring", sets["redis with monitoring"], sets["chart with redis.yaml"])
     check_chart()
+    run(promtool, "check", "rules", ALERTS / "alerts.yaml")
+    run(promtool, "test", "rules", ALERTS / "alerts.test.yaml")
+    check_alerts_are_tested()
+    check_dashboard(promtool)
     return len(valid)
 
 
@@ -294,9 +300,45 @@ def check_described(place, values, schema):
             check_described(f"{key}.", values[key], schema["properties"][key])
 
 
+def check_alerts_are_tested():
+    groups = yaml.safe_load((ALERTS / "alerts.yaml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"]}
+    tests = yaml.safe_load((ALERTS / "alerts.test.yaml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    for does_fire in [True, False]:
+        tested = {case["alertname"] for case in cases if bool(case.get("exp_alerts")) == does_fire}
+        if untested := alerts - tested:
+            fail(f"alerts.test.yaml: no test in which {sorted(untested)} {'fires' if does_fire else 'does not fire'}")
+
+
+def check_dashboard(promtool):
+    """Every expression is PromQL, asks the data source that was chosen, and stands in a place of its own."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    places = set()
+    expressions = [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        if places & cells or place["x"] + place["w"] > 24:
+            fail(f"{DASHBOARD}: {panel['title']} overlaps another panel")
+        places |= cells
+        for target in panel.get("targets", []):
+            if target["datasource"]["uid"] != "${datasource}":
+                fail(f"{DASHBOARD}: {panel['title']} has a data source of its own")
+            expressions.append(target["expr"])
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, expression in enumerate(expressions)
+    ]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}, file)
+        file.flush()
+        run(promtool, "check", "rules", file.name)
+
+
 def fail(message):
     sys.exit(f"tests/deploy: {message}")
 
 
 if __name__ == "__main__":
-    print(f"tests/deploy: {main()} manifests are valid", file=sys.stderr)
+    print(f"tests/deploy: {main(sys.argv[1])} manifests are valid", file=sys.stderr)

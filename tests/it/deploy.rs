@@ -9,6 +9,7 @@ use clap::{Args, Command as Flags};
 use comporta::config::files;
 use comporta::config::parse::{ParseOptions, parse};
 use comporta::settings::Settings;
+use comporta::telemetry::METRICS;
 use serde_json::Value;
 
 use crate::support::redis::resp::{Connection, Reply};
@@ -52,6 +53,26 @@ fn every_flag_and_variable_exists() {
         }
     }
     assert!(found > 0);
+}
+
+#[test]
+fn every_metric_exists() {
+    for folder in ["deploy/prometheus", "deploy/grafana"] {
+        let mut found = 0;
+        for (file, text) in texts(folder) {
+            for word in words(&text, |c| c.is_ascii_alphanumeric() || c == '_') {
+                if word.starts_with("comporta_") {
+                    let parts = ["_bucket", "_count", "_sum"];
+                    let metric = parts.iter().find_map(|part| word.strip_suffix(part));
+                    let metric = metric.unwrap_or(word);
+                    let is_known = METRICS.iter().any(|(name, _)| *name == metric);
+                    assert!(is_known, "{}: {word}", file.display());
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 0, "{folder} asks for no metric");
+    }
 }
 
 #[test]
