@@ -10,9 +10,10 @@ use comporta::clock::Clock;
 use comporta::config::{Config, FailureMode, Live, report};
 use comporta::failure::Fallback;
 use comporta::request::Bounds;
+use comporta::response::HeaderNames;
 use comporta::server::{self, ServeError};
 use comporta::service::{Explanation, Options, Service};
-use comporta::settings::ConfigSettings;
+use comporta::settings::{ConfigSettings, ReadingSettings};
 use comporta::store::memory::Memory;
 use comporta::telemetry::Telemetry;
 use comporta::transport::debug::one_descriptor;
@@ -26,9 +27,8 @@ pub(crate) struct CheckArgs {
     #[arg(value_name = "PATH", default_value = comporta::settings::CONFIG_DEFAULT)]
     paths: Vec<PathBuf>,
 
-    /// Let several files add to one domain, instead of refusing the second
-    #[arg(long, env = "COMPORTA_MERGE_DOMAINS")]
-    merge_domains: bool,
+    #[command(flatten)]
+    reading: ReadingSettings,
 }
 
 /// What `explain` can be told.
@@ -60,7 +60,7 @@ pub(crate) fn entry(text: &str) -> Result<(String, String), String> {
 pub(crate) fn check(args: &CheckArgs) -> ExitCode {
     let settings = ConfigSettings {
         paths: args.paths.clone(),
-        merge_domains: args.merge_domains,
+        reading: args.reading.clone(),
     };
     match server::load(&settings) {
         Ok(config) => {
@@ -130,6 +130,8 @@ fn idle_service(config: Config) -> Service<Arc<Memory>> {
             store_timeout: Micros::MAX,
             holds_max: 1,
             requests_max: 1,
+            header_names: HeaderNames::default(),
+            describes_request: false,
         },
     )
 }

@@ -7,10 +7,13 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use comporta::clock::Clock;
 use comporta::server::{ServeError, Server, Stop};
-use comporta::settings::{LogFormat, Settings};
+use comporta::settings::{LogFormat, Profile, Settings};
+use profile::CommandLine;
+use tracing_subscriber::filter::ParseError;
 
 mod commands;
 mod counters;
+mod profile;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -39,7 +42,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let variables = |name: &str| std::env::var(name).ok();
+    let CommandLine {
+        arguments,
+        profile,
+        without_meaning,
+    } = match profile::command_line(std::env::args_os().collect(), &variables) {
+        Ok(arguments) => arguments,
+        Err(errors) => {
+            complain(&errors.join("\n"));
+            return ExitCode::from(EXIT_SETTINGS);
+        }
+    };
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             let is_help = !error.use_stderr();
@@ -52,8 +67,8 @@ fn main() -> ExitCode {
         }
     };
     match cli.command {
-        None => serve(cli.settings),
-        Some(Command::Serve(settings)) => serve(*settings),
+        None => serve(cli.settings, profile, &without_meaning),
+        Some(Command::Serve(settings)) => serve(*settings, profile, &without_meaning),
         Some(Command::Check(args)) => commands::check(&args),
         Some(Command::Explain(args)) => commands::explain(args),
         Some(Command::Counters(action)) => counters::run(&action),
@@ -65,8 +80,20 @@ const EXIT_SETTINGS: u8 = 64;
 /// Exit code for rules that make no sense (`EX_DATAERR`).
 const EXIT_CONFIG: u8 = 65;
 
-fn serve(settings: Settings) -> ExitCode {
-    log_to_stderr(settings.log_format);
+fn serve(settings: Settings, profile: Profile, without_meaning: &[&str]) -> ExitCode {
+    if let Err(error) = log_to_stderr(&settings) {
+        complain(&format!("--log-level: {error}"));
+        return ExitCode::from(EXIT_SETTINGS);
+    }
+    if profile == Profile::Envoyproxy {
+        tracing::info!(
+            "envoyproxy/ratelimit's variables and defaults hold; --profile comporta turns them off"
+        );
+    }
+    if !without_meaning.is_empty() {
+        let variables = without_meaning.join(", ");
+        tracing::warn!(variables, "these variables have no meaning here");
+    }
     let served = block_on(async {
         let shutdown = shutdown_signal().map_err(ServeError::Start)?;
         let server = Server::bind(settings, Clock::System).await?;
@@ -111,18 +138,20 @@ fn shutdown_signal() -> io::Result<impl Future<Output = Stop>> {
     })
 }
 
-fn log_to_stderr(format: LogFormat) {
+fn log_to_stderr(settings: &Settings) -> Result<(), ParseError> {
     use tracing_subscriber::EnvFilter;
     use tracing_subscriber::filter::LevelFilter;
 
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .from_env_lossy();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(wanted) => filter.parse_lossy(wanted),
+        Err(_) => filter.parse(&settings.log_level)?,
+    };
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal());
-    let is_json = match format {
+    let is_json = match settings.log_format {
         LogFormat::Auto => !io::stderr().is_terminal(),
         LogFormat::Text => false,
         LogFormat::Json => true,
@@ -132,6 +161,7 @@ fn log_to_stderr(format: LogFormat) {
     } else {
         builder.init();
     }
+    Ok(())
 }
 
 /// Writes a message for a person; a closed pipe is no reason to fail.

@@ -8,8 +8,10 @@ use serde_json::{Map, Value, json};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Hits, Limit, Micros, Outcome, Unit};
+use crate::config::matcher::Entry;
 use crate::config::{Delay, Enforcement, FailureMode, HeaderProfile, Rule, RuleLimit};
 use crate::failure::CLOSED_RETRY_AFTER;
+use crate::request::{Descriptor, Request, printable};
 use crate::store::StoreError;
 
 /// The answer to a request.
@@ -70,6 +72,16 @@ pub struct Header {
     pub name: &'static str,
     /// Its value: visible ASCII and spaces.
     pub value: String,
+}
+
+/// What the headers of the profile `ratelimit` are called: for the limit, what remains, and the reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderNames(pub [&'static str; 3]);
+
+impl Default for HeaderNames {
+    fn default() -> Self {
+        Self(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"])
+    }
 }
 
 /// One descriptor with the outcomes of its limits.
@@ -142,11 +154,16 @@ impl Decision {
 
     /// The store's outcomes, folded into one answer.
     #[must_use]
-    pub fn fold(profile: HeaderProfile, judged: &[Judged<'_>], denied: bool) -> Self {
+    pub fn fold(
+        profile: HeaderProfile,
+        names: &HeaderNames,
+        judged: &[Judged<'_>],
+        denied: bool,
+    ) -> Self {
         let mut decision = Self {
             code: if denied { Code::OverLimit } else { Code::Ok },
             statuses: judged.iter().map(Judged::status).collect(),
-            headers: limit_headers(profile, judged, denied),
+            headers: limit_headers(profile, names, judged, denied),
             metadata: metadata(judged),
             hold: Micros::ZERO,
         };
@@ -189,6 +206,17 @@ impl Decision {
         self
     }
 
+    /// The same answer, repeating what was asked, for logs that see only the answer.
+    #[must_use]
+    pub fn describing(mut self, request: &Request) -> Self {
+        let descriptors = request.descriptors.iter().map(description);
+        self.metadata
+            .insert("domain".into(), json!(printable(&request.domain)));
+        self.metadata
+            .insert("descriptors".into(), descriptors.collect());
+        self
+    }
+
     /// The same answer, saying that its counters were not charged as one.
     #[must_use]
     pub fn split(mut self) -> Self {
@@ -225,6 +253,25 @@ impl Decision {
     }
 }
 
+fn description(descriptor: &Descriptor) -> Value {
+    let entry = |entry: &Entry| format!("{}={}", printable(&entry.key), printable(&entry.value));
+    let entries: Vec<_> = descriptor.entries.iter().map(entry).collect();
+    let mut description = json!({"entries": entries});
+    match descriptor.hits {
+        Hits::Charge(hits) => description["hitsAddend"] = json!(hits),
+        Hits::Look => description["hitsAddend"] = json!(0),
+        Hits::Refund(hits) => {
+            description["hitsAddend"] = json!(hits);
+            description["isNegativeHits"] = json!(true);
+        }
+    }
+    if let Some(wanted) = &descriptor.limit {
+        let limit = format!("{} per {}", wanted.requests, wanted.unit.name());
+        description["limit"] = json!(limit);
+    }
+    description
+}
+
 /// Smaller is closer to denying: denied, then by how long; then by how little is left.
 fn rank(outcome: &Outcome) -> (bool, u64) {
     if outcome.admitted {
@@ -257,6 +304,7 @@ fn longest_wait(judged: &[Judged<'_>], delay: Delay) -> Micros {
 
 fn limit_headers(
     profile: HeaderProfile,
+    names: &HeaderNames,
     judged: &[Judged<'_>],
     denied: bool,
 ) -> SmallVec<[Header; 4]> {
@@ -281,10 +329,9 @@ fn limit_headers(
     let mut push = |name, value: String| headers.push(Header { name, value });
     match profile {
         HeaderProfile::RateLimit | HeaderProfile::XRateLimit => {
-            let [limit_name, remaining_name, reset_name] = if profile == HeaderProfile::RateLimit {
-                RATELIMIT
-            } else {
-                X_RATELIMIT
+            let [limit_name, remaining_name, reset_name] = match profile {
+                HeaderProfile::RateLimit => names.0,
+                _ => X_RATELIMIT,
             };
             push(limit_name, limit.limit.requests().to_string());
             push(remaining_name, outcome.remaining.to_string());
@@ -381,7 +428,6 @@ fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
     }
 }
 
-const RATELIMIT: [&str; 3] = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"];
 const X_RATELIMIT: [&str; 3] = [
     "X-RateLimit-Limit",
     "X-RateLimit-Remaining",

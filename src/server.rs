@@ -7,6 +7,7 @@
 mod connection;
 mod http;
 mod listener;
+mod options;
 mod store;
 mod tls;
 mod workers;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use axum::Router;
 use connection::Connections;
 use listener::{Listener, UnixSocket, bind_unix};
+use options::{bounds, failure_mode, options, parse_options};
 use store::Stores;
 use tls::{Tls, TlsError, TlsFiles};
 use tokio::net::TcpListener;
@@ -33,13 +35,13 @@ use workers::Workers;
 
 use crate::clock::Clock;
 use crate::config::files::{self, Source, Stamp};
-use crate::config::parse::{ParseOptions, parse};
+use crate::config::parse::parse;
 use crate::config::watch::Watch;
 use crate::config::{Config, ConfigError, FailureMode, Live, report};
 use crate::failure::Fallback;
 use crate::request::Bounds;
-use crate::service::{Options, Service};
-use crate::settings::{ConfigSettings, DefaultFailureMode, GrpcSettings, Settings};
+use crate::service::Service;
+use crate::settings::{ConfigSettings, GrpcSettings, Settings};
 use crate::store::any::AnyStore;
 use crate::store::drill::Drill;
 use crate::store::memory::Memory;
@@ -106,6 +108,7 @@ pub struct Server {
     grpc_tls: Option<Arc<Tls>>,
     http: TcpListener,
     http_tls: Option<Arc<Tls>>,
+    metrics: Option<TcpListener>,
     debug: TcpListener,
 }
 
@@ -131,13 +134,10 @@ pub struct Ports {
 
 /// Reads the rules; all their errors at once.
 pub fn load(settings: &ConfigSettings) -> Result<Config, Vec<ConfigError>> {
-    parse(&files::read(&settings.paths)?, parse_options(settings))
-}
-
-fn parse_options(settings: &ConfigSettings) -> ParseOptions {
-    ParseOptions {
-        merge_domains: settings.merge_domains,
-    }
+    parse(
+        &files::read(&settings.paths)?,
+        parse_options(&settings.reading),
+    )
 }
 
 impl Server {
@@ -147,7 +147,7 @@ impl Server {
         tracing::info!(store = %store_url, "counters");
         let stamps = files::stamps(&settings.config.paths);
         let sources = files::read(&settings.config.paths).map_err(ServeError::Config)?;
-        let config = parse(&sources, parse_options(&settings.config));
+        let config = parse(&sources, parse_options(&settings.config.reading));
         let config = config.map_err(ServeError::Config)?;
         let telemetry = Arc::new(Telemetry::new());
         log_domains(&config, failure_mode(settings.failure_mode));
@@ -162,6 +162,10 @@ impl Server {
                 .map(bind_socket)
                 .transpose()?,
             http: bind("HTTP", settings.http_addr).await?,
+            metrics: match settings.metrics_addr {
+                Some(addr) => Some(bind("metrics", addr).await?),
+                None => None,
+            },
             debug: bind("the debug port", settings.debug_addr).await?,
             config: Arc::new(Live::new(config, clock.clone(), telemetry.clone())),
             stamps,
@@ -197,6 +201,7 @@ impl Server {
             grpc_tls,
             http,
             http_tls,
+            metrics,
             debug,
         } = self;
         let drill = Drill::new(clock.clone());
@@ -224,7 +229,7 @@ impl Server {
 
         let watch = Watch::new(
             settings.config.paths.clone(),
-            parse_options(&settings.config),
+            parse_options(&settings.config.reading),
             config.clone(),
             stamps,
             sources,
@@ -248,6 +253,10 @@ impl Server {
             serving.spawn(workers.accept(listener, stopped.clone()));
         }
         serving.spawn(http::serve(http, http_tls, http_router, stopped.clone()));
+        if let Some(metrics) = metrics {
+            let only_metrics = transport::http::metrics_router(telemetry);
+            serving.spawn(http::serve(metrics, None, only_metrics, stopped.clone()));
+        }
         serving.spawn(http::serve(debug, None, debug_router, stopped));
         rls::report_health(&health_reporter, true).await;
         readiness.set(true);
@@ -390,30 +399,5 @@ fn log_domains(config: &Config, default: FailureMode) {
             failure_mode_written = domain.failure_mode.is_some(),
             "domain loaded"
         );
-    }
-}
-
-fn options(settings: &Settings) -> Options {
-    Options {
-        failure_mode: failure_mode(settings.failure_mode),
-        store_timeout: settings.store_timeout.into(),
-        holds_max: settings.holds_max.min(tokio::sync::Semaphore::MAX_PERMITS),
-        requests_max: settings.requests_max,
-    }
-}
-
-fn bounds(settings: &Settings) -> Bounds {
-    Bounds {
-        descriptors_max: settings.descriptors_max,
-        entries_max: settings.entries_max,
-    }
-}
-
-fn failure_mode(setting: DefaultFailureMode) -> FailureMode {
-    match setting {
-        DefaultFailureMode::Open => FailureMode::Open,
-        DefaultFailureMode::Closed => FailureMode::Closed,
-        DefaultFailureMode::Local => FailureMode::Local,
-        DefaultFailureMode::Error => FailureMode::Error,
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! What the rules are is another matter: see `config`.
 
+pub mod envoyproxy;
 mod grpc;
 mod redis;
 
@@ -57,14 +58,76 @@ pub struct ConfigSettings {
     )]
     pub paths: Vec<PathBuf>,
 
+    /// How they are read.
+    #[command(flatten)]
+    pub reading: ReadingSettings,
+}
+
+/// How rules are read.
+#[derive(Args, Clone, Debug)]
+pub struct ReadingSettings {
     /// Let several files add to one domain, instead of refusing the second
     #[arg(long, env = "COMPORTA_MERGE_DOMAINS")]
     pub merge_domains: bool,
+
+    /// The headers of domains that name none
+    #[arg(
+        long,
+        value_name = "PROFILE",
+        env = "COMPORTA_HEADERS",
+        default_value = "ratelimit"
+    )]
+    pub headers: DefaultHeaders,
+
+    /// Fixed windows that don't say otherwise count denied hits, too
+    #[arg(long, env = "COMPORTA_CHARGE_DENIED")]
+    pub charge_denied: bool,
+
+    /// How rules take part in decisions: as they say; all in shadow mode (counted and reported, never denied); or
+    /// all in quota mode (a request is denied only when all of its rules are over)
+    #[arg(
+        long,
+        value_name = "MODE",
+        env = "COMPORTA_ENFORCEMENT",
+        default_value = "written"
+    )]
+    pub enforcement: DefaultEnforcement,
+}
+
+/// `config::Enforcement`, as a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DefaultEnforcement {
+    /// As each rule says.
+    Written,
+    /// Nothing is denied.
+    Shadow,
+    /// Denied only when all rules of a request are over.
+    Quota,
+}
+
+/// `config::HeaderProfile`, as a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DefaultHeaders {
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset`.
+    #[value(name = "ratelimit")]
+    RateLimit,
+    /// The same with an `X-` in front.
+    #[value(name = "x-ratelimit")]
+    XRateLimit,
+    /// `RateLimit-Policy` and `RateLimit`.
+    Structured,
+    /// None.
+    None,
 }
 
 /// Everything that `serve` can be told.
 #[derive(Args, Clone, Debug)]
 pub struct Settings {
+    /// Whose settings hold: ours, or envoyproxy/ratelimit's variables and defaults, too. The latter if one of its
+    /// variables is set that no other program has, or the program is called `ratelimit`
+    #[arg(long, value_name = "NAME", env = "COMPORTA_PROFILE")]
+    pub profile: Option<Profile>,
+
     /// The rules.
     #[command(flatten)]
     pub config: ConfigSettings,
@@ -127,6 +190,19 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "COMPORTA_DEBUG_ADDR", default_value = DEBUG_ADDR_DEFAULT)]
     pub debug_addr: SocketAddr,
 
+    /// Another address where /metrics is served
+    #[arg(long, value_name = "ADDR", env = "COMPORTA_METRICS_ADDR")]
+    pub metrics_addr: Option<SocketAddr>,
+
+    /// What the headers of the profile `ratelimit` are called: those for the limit, for what remains and for the
+    /// reset
+    #[arg(long, value_name = "NAMES", env = "COMPORTA_HEADER_NAMES", value_parser = header_names)]
+    pub header_names: Option<[String; 3]>,
+
+    /// Repeat the request in the answer's dynamic metadata
+    #[arg(long, env = "COMPORTA_DESCRIBE_REQUESTS")]
+    pub describe_requests: bool,
+
     /// The certificate (PEM) of the HTTP port, which then speaks TLS
     #[arg(
         long,
@@ -178,6 +254,16 @@ pub struct Settings {
     #[arg(long, value_name = "TIME", env = "COMPORTA_DRAIN_TIMEOUT", default_value = DRAIN_TIMEOUT_DEFAULT, value_parser = duration)]
     pub drain_timeout: Duration,
 
+    /// What is logged: off, error, warn, info, debug or trace, also for a part alone (`comporta::service=debug`);
+    /// `RUST_LOG` is obeyed before it
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "COMPORTA_LOG_LEVEL",
+        default_value = "info"
+    )]
+    pub log_level: String,
+
     /// How logs are written; `auto` is text on a terminal and JSON elsewhere
     #[arg(
         long,
@@ -217,6 +303,15 @@ pub enum DefaultFailureMode {
     Error,
 }
 
+/// Whose settings hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Profile {
+    /// Ours.
+    Comporta,
+    /// envoyproxy/ratelimit's, too.
+    Envoyproxy,
+}
+
 /// How logs are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -226,6 +321,23 @@ pub enum LogFormat {
     Text,
     /// For machines, one object a line.
     Json,
+}
+
+/// Three names of headers, as HTTP allows them, with commas.
+fn header_names(text: &str) -> Result<[String; 3], String> {
+    let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    let names: Vec<_> = text.split(',').map(str::to_owned).collect();
+    let wrong = names
+        .iter()
+        .find(|name| name.is_empty() || !name.bytes().all(is_token));
+    if let Some(wrong) = wrong {
+        return Err(format!(
+            "`{wrong}` is no header's name; write letters, digits and `-`"
+        ));
+    }
+    names
+        .try_into()
+        .map_err(|names: Vec<_>| format!("{} names; write three, with commas", names.len()))
 }
 
 /// A span with its unit: `250us`, `10ms`, `5s`, `2m`. A bare number could mean any of them.
@@ -250,6 +362,18 @@ fn duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_headers_are_three() {
+        let names = ["A", "b-c", "D"].map(str::to_owned);
+        assert_eq!(header_names("A,b-c,D"), Ok(names));
+        let refused = |text| header_names(text).unwrap_err();
+        assert_eq!(refused("A,b"), "2 names; write three, with commas");
+        assert_eq!(
+            refused("A,b c,D"),
+            "`b c` is no header's name; write letters, digits and `-`"
+        );
+    }
 
     #[test]
     fn durations_need_a_unit() {

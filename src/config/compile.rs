@@ -170,7 +170,7 @@ impl Compiler<'_> {
             limits,
             name,
             replaces,
-            enforcement,
+            enforcement: self.defaults.enforcement.unwrap_or(enforcement),
             failure_mode: raw.failure_mode.as_ref().map(|mode| mode.value),
             metadata: raw.metadata.as_ref().map(|metadata| metadata.value.clone()),
             series_by,
@@ -307,7 +307,10 @@ impl Compiler<'_> {
             }
         };
         let written = limit.charge_denied.as_ref().or(raw.charge_denied.as_ref());
-        let charge_denied = written.map_or(self.defaults.charge_denied, |flag| flag.value);
+        let charge_denied = written.map_or_else(
+            || self.defaults.charge_denied.applies_to(algorithm),
+            |flag| flag.value,
+        );
         Some(RuleLimit {
             limit: made.charging_denied(charge_denied),
             delay: limit

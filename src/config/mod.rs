@@ -94,15 +94,40 @@ impl Domain {
     }
 }
 
-/// How a limit that a request brings along is counted.
+/// What holds where a rule doesn't say, and for limits that requests bring along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrides {
     /// The domain's default algorithm.
     pub algorithm: Algorithm,
     /// The domain's default for charging denied hits.
-    pub charge_denied: bool,
+    pub charge_denied: ChargeDenied,
+    /// How everything takes part in decisions, if the settings say so.
+    pub enforcement: Option<Enforcement>,
     /// The most requests per unit that a sliding window log may have.
     pub log_entries_max: u32,
+}
+
+/// Which limits count denied hits, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChargeDenied {
+    /// None.
+    Never,
+    /// Those of envoyproxy/ratelimit, which it counts so.
+    FixedWindows,
+    /// All.
+    Always,
+}
+
+impl ChargeDenied {
+    /// Whether limits by this algorithm do.
+    #[must_use]
+    pub fn applies_to(self, algorithm: Algorithm) -> bool {
+        match self {
+            Self::Never => false,
+            Self::FixedWindows => algorithm == Algorithm::FixedWindow,
+            Self::Always => true,
+        }
+    }
 }
 
 /// What a matched descriptor is held to.

@@ -11,14 +11,20 @@ use super::files::Source;
 use super::findings::{At, Findings};
 use super::raw::{self, RawConfig};
 use super::yaml::shorten;
-use super::{Config, Domain, Overrides};
+use super::{ChargeDenied, Config, Domain, Enforcement, HeaderProfile, Overrides};
 use crate::algorithm::Algorithm;
 
-/// How files are read together.
+/// How files are read together, and what they mean where they say nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ParseOptions {
     /// Whether several files may add to one domain.
     pub merge_domains: bool,
+    /// The headers of domains that name none.
+    pub headers: HeaderProfile,
+    /// Whether fixed windows count denied hits, too.
+    pub charge_denied: bool,
+    /// How every rule takes part in decisions, whatever it says.
+    pub enforcement: Option<Enforcement>,
 }
 
 /// The longest sliding window log that a domain allows unless it says otherwise: at 16 bytes an
@@ -49,14 +55,19 @@ pub fn parse(sources: &[Source], options: ParseOptions) -> Result<Config, Vec<Co
     let mut domains = HashMap::new();
     for (name, files) in files {
         let step = format!("domain {}", shorten(&name));
-        let domain = findings.within(step, |findings| domain(&name, files, findings));
+        let domain = findings.within(step, |findings| domain(&name, files, options, findings));
         domains.insert(name.into_bytes().into(), domain);
     }
     let warnings = findings.finish()?;
     Ok(Config { domains, warnings })
 }
 
-fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain {
+fn domain(
+    name: &str,
+    files: Vec<RawConfig>,
+    options: ParseOptions,
+    findings: &mut Findings,
+) -> Domain {
     let failure_mode = agreed("failure_mode", &files, findings, |file| {
         file.failure_mode.as_ref()
     });
@@ -77,7 +88,12 @@ fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain 
 
     let overrides = Overrides {
         algorithm: algorithm.unwrap_or(Algorithm::FixedWindow),
-        charge_denied: charge_denied.unwrap_or(false),
+        charge_denied: match charge_denied {
+            Some(true) => ChargeDenied::Always,
+            None if options.charge_denied => ChargeDenied::FixedWindows,
+            Some(false) | None => ChargeDenied::Never,
+        },
+        enforcement: options.enforcement,
         log_entries_max: log_entries_max.unwrap_or(LOG_ENTRIES_MAX_DEFAULT),
     };
     let descriptors = files.into_iter().flat_map(|file| file.descriptors);
@@ -85,7 +101,7 @@ fn domain(name: &str, files: Vec<RawConfig>, findings: &mut Findings) -> Domain 
     Domain {
         name: name.to_owned(),
         failure_mode,
-        headers: headers.unwrap_or_default(),
+        headers: headers.unwrap_or(options.headers),
         hash_tag: hash_tag.map(|key| key.into_bytes().into()),
         overrides,
         override_meter: OnceLock::new(),

@@ -155,7 +155,7 @@ fn explain_descriptor(
         |entry: &Entry| format!("{}={}", printable(&entry.key), printable(&entry.value));
     let rule = subject.walk.rule;
     let result = match subject.treatment {
-        Treatment::Override(_) => "the limit that the request brought along applies".to_owned(),
+        Treatment::Override(..) => "the limit that the request brought along applies".to_owned(),
         Treatment::Rule(rule, _) => match rule.enforcement {
             Enforcement::Hard => format!("rule `{}` applies", rule.path),
             Enforcement::Shadow => format!("rule `{}` applies, in shadow mode", rule.path),

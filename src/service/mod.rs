@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::config::{Domain, FailureMode, Live};
 use crate::failure::{Answer, Fallback};
 use crate::request::{InvalidRequest, Request};
-use crate::response::{Code, Decision};
+use crate::response::{Code, Decision, HeaderNames, Judged};
 use crate::store::{Charged, Check, Store, StoreError};
 use crate::telemetry::Telemetry;
 pub use explain::{Explanation, Reset};
@@ -42,7 +42,7 @@ pub struct Service<S> {
 }
 
 /// What the operator decides about the service.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// What a domain answers without its store, if it doesn't say so itself.
     pub failure_mode: FailureMode,
@@ -52,6 +52,10 @@ pub struct Options {
     pub holds_max: usize,
     /// Requests that may wait for the store at the same time.
     pub requests_max: usize,
+    /// What the headers of the profile `ratelimit` are called.
+    pub header_names: HeaderNames,
+    /// Whether dynamic metadata repeats the request.
+    pub describes_request: bool,
 }
 
 /// Why a request gets no decision.
@@ -114,7 +118,7 @@ impl<S: Store> Service<S> {
             }) => {
                 let judged = plan.judge(&outcomes);
                 self.record(domain, request, &judged);
-                let decision = Decision::fold(domain.headers, &judged, denied);
+                let decision = self.fold(domain, request, &judged, denied);
                 if split { decision.split() } else { decision }
             }
             Err(error) => self.without_store(domain, request, &plan, &checks, now, error)?,
@@ -161,11 +165,28 @@ impl<S: Store> Service<S> {
             Answer::Local(charged) => {
                 let judged = plan.judge(&charged.outcomes);
                 self.record(domain, request, &judged);
-                Decision::fold(domain.headers, &judged, charged.denied)
+                self.fold(domain, request, &judged, charged.denied)
             }
             Answer::None => return Err(Refusal::Unavailable(error)),
         };
         Ok(decision.degraded(mode, &error))
+    }
+
+    /// One answer of many outcomes.
+    fn fold(
+        &self,
+        domain: &Domain,
+        request: &Request,
+        judged: &[Judged<'_>],
+        denied: bool,
+    ) -> Decision {
+        let names = &self.options.header_names;
+        let decision = Decision::fold(domain.headers, names, judged, denied);
+        if self.options.describes_request {
+            decision.describing(request)
+        } else {
+            decision
+        }
     }
 
     /// The right to hold this reply, if the request may come to that and there is one left.

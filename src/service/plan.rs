@@ -39,7 +39,7 @@ pub(super) enum Treatment<'c> {
     /// A rule's limits.
     Rule(&'c Rule, &'c [RuleLimit]),
     /// The limit that the request brought along.
-    Override(&'c RuleLimit),
+    Override(&'c RuleLimit, Enforcement),
 }
 
 impl Overrides {
@@ -64,7 +64,11 @@ impl<'c> Plan<'c> {
         let subject = |(index, descriptor): (usize, &Descriptor)| {
             let walk = domain.root.walk(&descriptor.entries);
             let treatment = match (overrides.of_descriptor(index), walk.rule) {
-                (Some(limit), _) => Treatment::Override(limit),
+                (Some(limit), _) => {
+                    // Enforced, unless the settings say that nothing is.
+                    let enforcement = domain.overrides.enforcement.unwrap_or_default();
+                    Treatment::Override(limit, enforcement)
+                }
                 (None, None) => Treatment::Nothing,
                 (None, Some(rule)) => match &rule.limits {
                     Limits::Unlimited => Treatment::Unlimited,
@@ -182,21 +186,23 @@ impl<'c> Subject<'c> {
         match self.treatment {
             Treatment::Rule(rule, _) => Some(rule),
             Treatment::Unlimited => self.walk.rule.map(|rule| &**rule),
-            Treatment::Nothing | Treatment::Override(_) => None,
+            Treatment::Nothing | Treatment::Override(..) => None,
         }
     }
 
-    /// A limit that the request brought along is always enforced.
     pub(super) fn enforcement(&self) -> Enforcement {
-        self.matched_rule()
-            .map_or(Enforcement::Hard, |rule| rule.enforcement)
+        match self.treatment {
+            Treatment::Rule(rule, _) => rule.enforcement,
+            Treatment::Override(_, enforcement) => enforcement,
+            Treatment::Nothing | Treatment::Unlimited => Enforcement::Hard,
+        }
     }
 
     pub(super) fn limits(&self) -> &'c [RuleLimit] {
         match self.treatment {
             Treatment::Nothing | Treatment::Unlimited => &[],
             Treatment::Rule(_, limits) => limits,
-            Treatment::Override(limit) => slice::from_ref(limit),
+            Treatment::Override(limit, _) => slice::from_ref(limit),
         }
     }
 }
@@ -262,7 +268,7 @@ fn override_limit(
     let limit = Limit::new(policy, wanted.requests, wanted.unit, wanted.multiplier)
         .map_err(|error| impossible(error.to_string()))?;
     Ok(RuleLimit {
-        limit: limit.charging_denied(overrides.charge_denied),
+        limit: limit.charging_denied(overrides.charge_denied.applies_to(overrides.algorithm)),
         delay: Delay::Server,
     })
 }

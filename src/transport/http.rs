@@ -63,6 +63,13 @@ pub fn router<S: Store>(
         .with_state(port)
 }
 
+/// Metrics alone, for a port that only Prometheus reaches.
+pub fn metrics_router(telemetry: Arc<Telemetry>) -> Router {
+    Router::new()
+        .route("/metrics", get(exposition))
+        .with_state(telemetry)
+}
+
 async fn healthcheck<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
     if port.readiness.get() {
         (StatusCode::OK, "OK").into_response()
@@ -94,8 +101,12 @@ async fn decide<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Resp
 }
 
 async fn metrics<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
+    exposition(State(port.telemetry.clone())).await
+}
+
+async fn exposition(State(telemetry): State<Arc<Telemetry>>) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    (headers, port.telemetry.render()).into_response()
+    (headers, telemetry.render()).into_response()
 }
 
 pub(super) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {

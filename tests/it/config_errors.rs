@@ -19,7 +19,11 @@ fn parse_files(texts: &[(&str, &str)], merge_domains: bool) -> Result<Config, Ve
             text: text.to_owned(),
         })
         .collect();
-    parse(&sources, ParseOptions { merge_domains })
+    let options = ParseOptions {
+        merge_domains,
+        ..ParseOptions::default()
+    };
+    parse(&sources, options)
 }
 
 fn lines<T: ToString>(items: &[T]) -> String {

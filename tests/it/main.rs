@@ -11,6 +11,7 @@ mod connections;
 mod deploy;
 mod drain;
 mod envoy;
+mod envoyproxy;
 mod failure;
 mod headers;
 mod health;

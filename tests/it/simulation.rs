@@ -17,6 +17,7 @@ use comporta::config::{Config, FailureMode, Live};
 use comporta::failure::Fallback;
 use comporta::request::{Bounds, Descriptor, Request};
 use comporta::response::Code;
+use comporta::response::HeaderNames;
 use comporta::service::{Options, Service};
 use comporta::store::memory::Memory;
 use comporta::store::{Charged, Check, CounterKey, Store, StoreError};
@@ -192,6 +193,8 @@ async fn run(seed: u64) {
             store_timeout: Micros::MAX,
             holds_max: 10,
             requests_max: 10,
+            header_names: HeaderNames::default(),
+            describes_request: false,
         },
     );
     let mut passed: BTreeMap<(&str, &str), Passed> = BTreeMap::new();

@@ -27,6 +27,8 @@ pub(crate) struct Process {
     child: Child,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
+    /// What it said before it listened.
+    pub(crate) log: Vec<serde_json::Value>,
 }
 
 /// Starts one, and waits until it is ready.
@@ -44,20 +46,32 @@ pub(crate) fn serve(rules: &Path, flags: &[&str]) -> Process {
             command.args([flag, value]);
         }
     }
-    let mut child = command.args(flags).stderr(Stdio::piped()).spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-    let listening = log
-        .by_ref()
-        .map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap())
-        .find(|line| line["message"] == "listening")
-        .unwrap();
+    spawn(command.args(flags))
+}
+
+/// Starts what logs JSON, and waits until it is ready.
+pub(crate) fn spawn(command: &mut Command) -> Process {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let read = |line: std::io::Result<String>| {
+        serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap()
+    };
+    let mut log = Vec::new();
+    let listening = loop {
+        let line = read(lines.next().expect("it listens"));
+        if line["message"] == "listening" {
+            break line;
+        }
+        log.push(line);
+    };
     // The log is read to its end, or the child would block on a full pipe.
-    std::thread::spawn(move || log.for_each(drop));
+    std::thread::spawn(move || lines.for_each(drop));
     let port = |name: &str| listening[name].as_str().unwrap().parse().unwrap();
     let process = Process {
         child,
         grpc: port("grpc"),
         http: port("http"),
+        log,
     };
     wait_until("it is ready", || process.is_ready());
     process
