@@ -74,7 +74,12 @@ impl Compiler<'_> {
         }
         for origin in origins.values() {
             if let Some(taker) = node.hidden_by(&origin.key, &origin.value) {
-                let oddity = Oddity::NeverMatches(shorten(taker));
+                let taker = shorten(taker);
+                let oddity = if origin.value.is_empty() {
+                    Oddity::NeverMatches(taker)
+                } else {
+                    Oddity::MatchesItself(taker)
+                };
                 self.findings.enter(step(&origin.key, &origin.value));
                 self.findings.warn(&origin.file, origin.at, oddity);
                 self.findings.leave();

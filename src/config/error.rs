@@ -266,6 +266,9 @@ pub enum Oddity {
     /// An earlier sibling takes all that this one would match.
     #[error("this never matches: `{0}` takes every value of it")]
     NeverMatches(String),
+    /// The same of a wildcard that has a value: a request with just this text still finds it.
+    #[error("this matches nothing but its own text: `{0}` takes every other value of it")]
+    MatchesItself(String),
     /// A limit of zero.
     #[error("a limit of 0 denies every request")]
     DeniesAll,

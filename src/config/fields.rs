@@ -20,6 +20,8 @@ const GRAMMAR: [(&str, &[&str]); 6] = [
             "defaults",
             "max_log_entries",
             "descriptors",
+            // What a control plane calls the configuration. Nothing depends on it.
+            "name",
         ],
     ),
     ("`defaults`", &["algorithm", "charge_denied"]),

@@ -96,7 +96,7 @@ rules.yaml:2:9: domain d: no `failure_mode` is written; without the store, the s
 rules.yaml:4:63: domain d, zero: a limit of 0 denies every request
 rules.yaml:5:99: domain d, burst: a burst of 0 denies every request; 1 is the least that lets any pass
 rules.yaml:6:59: domain d, log: a sliding_window_log of 5000 requests remembers as many instants for each value; sliding_window_counter remembers two numbers
-rules.yaml:8:5: domain d, path=/img/big/*: this never matches: `path_/img/*` takes every value of it
+rules.yaml:8:5: domain d, path=/img/big/*: this matches nothing but its own text: `path_/img/*` takes every other value of it
 rules.yaml:11:5: domain d, any: this never matches: `any_*` takes every value of it
 rules.yaml:12:30: domain d, idle: `shadow_mode` has no effect without a `rate_limit` beside it
 rules.yaml:12:46: domain d, idle: `metadata` has no effect without a `rate_limit` beside it
