@@ -19,6 +19,7 @@ mod http;
 mod leaky_bucket;
 mod matching;
 mod memory;
+mod public;
 mod redis;
 mod reload;
 mod rig;
