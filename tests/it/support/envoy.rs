@@ -83,7 +83,8 @@ pub(crate) fn start_over(upstream: SocketAddr, comporta: &[SocketAddr]) -> Envoy
     start_with(all.replace(cluster, &format!("{cluster}{health}")))
 }
 
-fn start_with(text: String) -> Envoy {
+/// Starts Envoy with this configuration, and waits until it answers.
+pub(crate) fn start_with(text: String) -> Envoy {
     let files = tempfile::tempdir().unwrap();
     let configuration = files.path().join("envoy.yaml");
     let admin_file = files.path().join("admin");
@@ -111,7 +112,7 @@ fn start_with(text: String) -> Envoy {
 }
 
 /// The deployed file with the addresses of this test.
-fn deployed_with(upstream: SocketAddr, comporta: SocketAddr) -> String {
+pub(crate) fn deployed_with(upstream: SocketAddr, comporta: SocketAddr) -> String {
     let port = |port: u16| format!("port_value: {port}}}");
     let mut text = fs::read_to_string(DEPLOYED).unwrap();
     for (deployed, here) in [

@@ -48,6 +48,12 @@ redis://{{ include "comporta.fullname" . }}-redis.{{ .Release.Namespace }}.svc:6
 {{- else if and .Values.networkPolicy.enabled (ne .Values.store.url "memory") (not .Values.networkPolicy.egress) }}
 {{- fail "networkPolicy.egress: say how the store is reached, or nothing gets there; see values.yaml for an example" }}
 {{- end }}
+{{- if and (or .Values.tls.clientCertificate .Values.tls.clientNames) (not .Values.tls.secret) }}
+{{- fail "tls.secret: name the Secret that has the server's certificate" }}
+{{- end }}
+{{- if and .Values.tls.clientNames (not .Values.tls.clientCertificate) }}
+{{- fail "tls.clientCertificate: true is what makes callers show the certificates whose names are in tls.clientNames" }}
+{{- end }}
 {{- if and .Values.store.tls.clientCertificate (not .Values.store.tls.secret) }}
 {{- fail "store.tls.secret: name the Secret that has the client's certificate" }}
 {{- end }}

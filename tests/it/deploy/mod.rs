@@ -8,9 +8,11 @@ use std::process::{Child, Command, Stdio};
 use clap::{Args, Command as Flags};
 use comporta::config::files;
 use comporta::config::parse::{ParseOptions, parse};
-use comporta::settings::Settings;
+use comporta::settings::{DRAIN_DELAY_DEFAULT, DRAIN_TIMEOUT_DEFAULT, Settings};
 use comporta::telemetry::METRICS;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+mod istio;
 
 use crate::support::redis::resp::{Connection, Reply};
 use crate::support::{envoy, server, wait_until};
@@ -82,6 +84,17 @@ fn the_rules_are_beyond_reproach() {
     assert_eq!(config.warnings(), []);
 }
 
+/// Kubernetes kills what isn't gone in time.
+#[test]
+fn there_is_time_to_drain() {
+    let deployment = documents("deploy/kubernetes/base/deployment.yaml").remove(0);
+    let pod = &deployment["spec"]["template"]["spec"];
+    let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+    let seconds = |default: &str| default.trim_end_matches('s').parse::<u64>().unwrap();
+    let drain = seconds(DRAIN_DELAY_DEFAULT) + seconds(DRAIN_TIMEOUT_DEFAULT);
+    assert!(grace >= drain + 10, "{drain} s of drain, {grace} s of grace");
+}
+
 #[test]
 fn every_envoy_file_is_valid() {
     let files = texts("deploy/envoy");
@@ -146,6 +159,44 @@ fn the_deployed_redis_knows_the_password() {
     assert_eq!(status, 200, "{body}");
     assert!(!body.contains("egraded"), "{body}");
     assert!(body.contains("limitRemaining"), "{body}");
+}
+
+/// Every descriptor that Contour's example makes Envoy send finds a rule.
+#[test]
+fn contour_s_descriptors_have_rules() {
+    let rules = fs::read_to_string(format!("{RULES}/api.yaml")).unwrap();
+    let server = server::start(&rules);
+    let proxy = documents("deploy/contour/httpproxy.yaml").remove(0);
+    let host = &proxy["spec"]["virtualhost"];
+    let routes = proxy["spec"]["routes"].as_array().unwrap();
+    let limited = routes
+        .iter()
+        .filter(|route| !route["rateLimitPolicy"].is_null());
+    for place in limited.chain([host]) {
+        let descriptors = &place["rateLimitPolicy"]["global"]["descriptors"];
+        let descriptors: Vec<_> = descriptors.as_array().unwrap().iter().map(sent).collect();
+        let request = json!({"domain": "api", "descriptors": descriptors});
+        let (status, body) = server.post_json(&request.to_string());
+        assert_eq!(status, 200, "{body}");
+        let limits = body.matches("currentLimit").count();
+        assert_eq!(limits, descriptors.len(), "{request}: {body}");
+    }
+    assert!(proxy.to_string().contains("/login"));
+}
+
+/// What a descriptor of Contour's becomes.
+fn sent(descriptor: &Value) -> Value {
+    let entries = descriptor["entries"].as_array().unwrap().iter();
+    let entries = entries.map(|entry| {
+        let (kind, settings) = entry.as_object().unwrap().iter().next().unwrap();
+        match kind.as_str() {
+            "remoteAddress" => json!({"key": "remote_address", "value": "192.0.2.7"}),
+            "requestHeader" => json!({"key": settings["descriptorKey"], "value": "acme"}),
+            "genericKey" => settings.clone(),
+            other => panic!("what is {other}?"),
+        }
+    });
+    json!({"entries": entries.collect::<Vec<_>>()})
 }
 
 /// A process that ends with its owner.
