@@ -20,6 +20,7 @@ mod leaky_bucket;
 mod matching;
 mod memory;
 mod public;
+mod public_envoy;
 mod redis;
 mod reload;
 mod rig;

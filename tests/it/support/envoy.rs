@@ -1,10 +1,11 @@
-//! A real Envoy in front of the service, with the file that readers are told to copy.
+//! A real Envoy in front of the service, with the file that readers are told to copy, or a listener of the test's own.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::http::get;
@@ -81,6 +82,45 @@ pub(crate) fn start_over(upstream: SocketAddr, comporta: &[SocketAddr]) -> Envoy
           grpc_health_check: {service_name: ratelimit}
 ";
     start_with(all.replace(cluster, &format!("{cluster}{health}")))
+}
+
+/// The same with the listener of a file, whose clusters are `upstream` and `comporta`.
+pub(crate) fn start_listener(file: &Path, upstream: SocketAddr, comporta: SocketAddr) -> Envoy {
+    let file = fs::canonicalize(file).unwrap();
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    let bootstrap = json!({
+        "node": {"id": "test", "cluster": "edge"},
+        "admin": {"address": address(any_port)},
+        "dynamic_resources": {
+            "lds_config": {"resource_api_version": "V3", "path_config_source": {"path": file}},
+        },
+        "static_resources": {
+            "clusters": [
+                cluster("upstream", upstream, "http_protocol_options"),
+                cluster("comporta", comporta, "http2_protocol_options"),
+            ],
+        },
+    });
+    start_with(bootstrap.to_string())
+}
+
+fn cluster(name: &str, endpoint: SocketAddr, protocol: &str) -> Value {
+    let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+    let endpoint = json!({"endpoint": {"address": address(endpoint)}});
+    json!({
+        "name": name,
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+        "typed_extension_protocol_options": {
+            options: {
+                "@type": format!("type.googleapis.com/{options}"),
+                "explicit_http_config": {protocol: {}},
+            },
+        },
+    })
+}
+
+fn address(addr: SocketAddr) -> Value {
+    json!({"socket_address": {"address": addr.ip(), "port_value": addr.port()}})
 }
 
 /// Starts Envoy with this configuration, and waits until it answers.
