@@ -92,7 +92,10 @@ fn there_is_time_to_drain() {
     let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
     let seconds = |default: &str| default.trim_end_matches('s').parse::<u64>().unwrap();
     let drain = seconds(DRAIN_DELAY_DEFAULT) + seconds(DRAIN_TIMEOUT_DEFAULT);
-    assert!(grace >= drain + 10, "{drain} s of drain, {grace} s of grace");
+    assert!(
+        grace >= drain + 10,
+        "{drain} s of drain, {grace} s of grace"
+    );
 }
 
 #[test]
