@@ -132,6 +132,7 @@ fn idle_service(config: Config) -> Service<Arc<Memory>> {
             requests_max: 1,
             header_names: HeaderNames::default(),
             describes_request: false,
+            near_limit_ratio: 1.0,
         },
     )
 }

@@ -109,7 +109,7 @@ impl Judged<'_> {
     }
 
     /// The limit closest to denying.
-    fn closest(&self) -> Option<(&RuleLimit, Outcome)> {
+    pub(crate) fn closest(&self) -> Option<(&RuleLimit, Outcome)> {
         let closest = self.limits.iter().min_by_key(|(_, outcome)| rank(outcome));
         closest.map(|(limit, outcome)| (*limit, *outcome))
     }

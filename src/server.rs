@@ -149,7 +149,11 @@ impl Server {
         let sources = files::read(&settings.config.paths).map_err(ServeError::Config)?;
         let config = parse(&sources, parse_options(&settings.config.reading));
         let config = config.map_err(ServeError::Config)?;
-        let telemetry = Arc::new(Telemetry::new());
+        let telemetry = Arc::new(if settings.ratelimit_metrics {
+            Telemetry::with_legacy_names()
+        } else {
+            Telemetry::new()
+        });
         log_domains(&config, failure_mode(settings.failure_mode));
         Ok(Self {
             grpc_tls: grpc_tls(&settings.grpc)?,

@@ -45,6 +45,9 @@ pub const DRAIN_DELAY_DEFAULT: &str = "5s";
 /// With the delay, below Kubernetes' 30 seconds between SIGTERM and SIGKILL.
 pub const DRAIN_TIMEOUT_DEFAULT: &str = "20s";
 
+/// As in envoyproxy/ratelimit.
+pub const NEAR_LIMIT_RATIO_DEFAULT: &str = "0.8";
+
 /// Where the rules are.
 #[derive(Args, Clone, Debug)]
 pub struct ConfigSettings {
@@ -199,6 +202,14 @@ pub struct Settings {
     #[arg(long, value_name = "NAMES", env = "COMPORTA_HEADER_NAMES", value_parser = header_names)]
     pub header_names: Option<[String; 3]>,
 
+    /// Which part of a limit has to be taken for metrics to call a hit near it, from 0 to 1
+    #[arg(long, value_name = "RATIO", env = "COMPORTA_NEAR_LIMIT_RATIO", default_value = NEAR_LIMIT_RATIO_DEFAULT, value_parser = ratio)]
+    pub near_limit_ratio: f64,
+
+    /// Show much of the metrics a second time, under the names that envoyproxy/ratelimit gives them
+    #[arg(long, env = "COMPORTA_RATELIMIT_METRICS")]
+    pub ratelimit_metrics: bool,
+
     /// Repeat the request in the answer's dynamic metadata
     #[arg(long, env = "COMPORTA_DESCRIBE_REQUESTS")]
     pub describe_requests: bool,
@@ -321,6 +332,14 @@ pub enum LogFormat {
     Text,
     /// For machines, one object a line.
     Json,
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text
+        .parse()
+        .ok()
+        .filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| format!("`{text}` is no ratio; write a number from 0 to 1"))
 }
 
 /// Three names of headers, as HTTP allows them, with commas.

@@ -3,16 +3,24 @@
 //! Label values come from the configuration or from this file, never from a request, so that the
 //! number of series is bounded. Handles are made once and kept; counting is one atomic addition.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+mod histogram;
+mod legacy;
+mod rule;
+
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use metrics::{Counter, Gauge, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
+use self::histogram::Histogram;
+pub use self::legacy::LEGACY_METRICS;
+pub use self::rule::{Decided, RuleMeter, Source, VALUE_SERIES_MAX, ValueMeters, Verdict};
 use crate::algorithm::Micros;
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 19] = [
+pub const METRICS: [(&str, &str); 24] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (
@@ -36,8 +44,19 @@ pub const METRICS: [(&str, &str); 19] = [
         UNKNOWN_DOMAIN,
         "Requests for a domain that no file configures; they pass.",
     ),
-    (DECISIONS, "Descriptors decided, by domain, rule and code."),
+    (
+        DECISION_SECONDS,
+        "Time from a request to its decision, without the time that a reply is held.",
+    ),
+    (
+        DECISIONS,
+        "Descriptors decided, by domain, rule, code and who decided.",
+    ),
     (HITS, "Hits asked for, by domain and rule."),
+    (
+        NEAR_LIMIT,
+        "Hits that passed, but near the limit, by domain and rule.",
+    ),
     (
         REMEMBERED_DENIALS,
         "Requests denied without asking the store, which had denied before.",
@@ -50,6 +69,12 @@ pub const METRICS: [(&str, &str); 19] = [
         BREAKER_STATE,
         "Whether a node of the store is asked: 0 if it is, 2 if it failed lately, 1 during a probe.",
     ),
+    (
+        CALL_SECONDS,
+        "Time that calls to a node of the store took, each for many requests.",
+    ),
+    (CALL_REQUESTS, "Requests that shared a call to the store."),
+    (STORE_CONNECTIONS, "Connections to a node of the store."),
     (
         HELD,
         "Replies that are being held for a leaky bucket's turn.",
@@ -81,10 +106,15 @@ const CONFIG_REFUSED: &str = "comporta_config_refused";
 const REQUESTS: &str = "comporta_requests_total";
 const INVALID_REQUESTS: &str = "comporta_invalid_requests_total";
 const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
+const DECISION_SECONDS: &str = "comporta_decision_seconds";
 const DECISIONS: &str = "comporta_decisions_total";
 const HITS: &str = "comporta_hits_total";
+const NEAR_LIMIT: &str = "comporta_near_limit_hits_total";
 const DEGRADED: &str = "comporta_degraded_total";
 const BREAKER_STATE: &str = "comporta_store_breaker_state";
+const CALL_SECONDS: &str = "comporta_store_call_seconds";
+const CALL_REQUESTS: &str = "comporta_store_call_requests";
+const STORE_CONNECTIONS: &str = "comporta_store_connections";
 const REMEMBERED_DENIALS: &str = "comporta_remembered_denials_total";
 const HELD: &str = "comporta_held_replies";
 const CONNECTIONS: &str = "comporta_grpc_connections";
@@ -100,35 +130,32 @@ pub struct Telemetry {
     handle: PrometheusHandle,
     ok: Counter,
     over_limit: Counter,
+    legacy_requests: Counter,
     invalid: Counter,
     unknown_domain: Counter,
     held: Gauge,
+    decision_time: Histogram,
+    nodes: Mutex<Vec<NodeMeter>>,
+    /// Whether envoyproxy/ratelimit's names are there, too.
+    has_legacy_names: bool,
 }
-
-/// The metrics of one rule.
-#[derive(Clone, Debug)]
-pub struct RuleMeter {
-    ok: Counter,
-    over_limit: Counter,
-    shadow_over_limit: Counter,
-    hits: Counter,
-}
-
-/// The metrics of a rule that tell values of its descriptors apart. Clients choose those, so there is
-/// a bound; what comes later is counted with the rule as a whole.
-#[derive(Debug, Default)]
-pub struct ValueMeters(Mutex<HashMap<String, RuleMeter>>);
-
-/// How many series each metric of a rule has at most, beside that of the rule as a whole.
-pub const VALUE_SERIES_MAX: usize = 1_000;
 
 /// The metric of remembered denials.
 #[derive(Clone, Debug)]
 pub struct DenialMeter(Counter);
 
-/// The metric of one node of a shared store.
+/// The metrics of one node of a shared store.
+#[derive(Clone, Debug)]
+pub struct NodeMeter(Arc<NodeSeries>);
+
 #[derive(Debug)]
-pub struct NodeMeter(Gauge);
+struct NodeSeries {
+    name: String,
+    breaker_state: Gauge,
+    connections: Gauge,
+    call_time: Histogram,
+    call_requests: Histogram,
+}
 
 /// The metrics of gRPC connections.
 #[derive(Debug)]
@@ -145,17 +172,6 @@ pub struct MemoryMeter {
     evicted: [(&'static str, Counter); 3],
 }
 
-/// What became of one descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It may pass.
-    Ok,
-    /// It may not.
-    OverLimit,
-    /// It may pass, since its rule is in shadow mode.
-    ShadowOverLimit,
-}
-
 impl Default for Telemetry {
     fn default() -> Self {
         Self::new()
@@ -166,6 +182,16 @@ impl Telemetry {
     /// Starts at zero.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_names(false)
+    }
+
+    /// The same, and much of it a second time under the names that envoyproxy/ratelimit gives it.
+    #[must_use]
+    pub fn with_legacy_names() -> Self {
+        Self::with_names(true)
+    }
+
+    fn with_names(has_legacy_names: bool) -> Self {
         let recorder = PrometheusBuilder::new().build_recorder();
         for (name, meaning) in METRICS {
             let (name, meaning) = (KeyName::from(name), SharedString::from(meaning));
@@ -175,6 +201,9 @@ impl Telemetry {
                 recorder.describe_gauge(name, None, meaning);
             }
         }
+        for (name, meaning) in LEGACY_METRICS {
+            recorder.describe_counter(name.into(), None, meaning.into());
+        }
         let version = Label::new("version", env!("CARGO_PKG_VERSION"));
         gauge(&recorder, BUILD_INFO, vec![version]).set(1);
         let requests = |code| counter(&recorder, REQUESTS, vec![Label::new("code", code)]);
@@ -182,9 +211,17 @@ impl Telemetry {
             handle: recorder.handle(),
             ok: requests("ok"),
             over_limit: requests("over_limit"),
+            legacy_requests: if has_legacy_names {
+                counter(&recorder, legacy::TOTAL_REQUESTS, vec![legacy::METHOD])
+            } else {
+                Counter::noop()
+            },
             invalid: counter(&recorder, INVALID_REQUESTS, vec![]),
             unknown_domain: counter(&recorder, UNKNOWN_DOMAIN, vec![]),
             held: gauge(&recorder, HELD, vec![]),
+            decision_time: Histogram::of_micros(),
+            nodes: Mutex::default(),
+            has_legacy_names,
             recorder,
         }
     }
@@ -193,28 +230,40 @@ impl Telemetry {
     #[must_use]
     pub fn render(&self) -> String {
         self.handle.run_upkeep();
-        self.handle.render()
+        let mut text = self.handle.render();
+        self.write_histograms(&mut text);
+        text
     }
 
-    /// The meter of a rule.
-    #[must_use]
-    pub fn rule(&self, domain: &str, rule: &str) -> RuleMeter {
-        let labels = || {
-            vec![
-                Label::new("domain", domain.to_owned()),
-                Label::new("rule", rule.to_owned()),
-            ]
+    fn write_histograms(&self, text: &mut String) {
+        let heading = |text: &mut String, name: &str| {
+            let metrics = METRICS.iter().chain(&LEGACY_METRICS);
+            let meaning = metrics
+                .filter(|(other, _)| *other == name)
+                .map(|(_, meaning)| meaning);
+            for meaning in meaning {
+                let _infallible =
+                    write!(text, "\n# HELP {name} {meaning}\n# TYPE {name} histogram\n");
+            }
         };
-        let decisions = |code| {
-            let mut labels = labels();
-            labels.push(Label::new("code", code));
-            counter(&self.recorder, DECISIONS, labels)
-        };
-        RuleMeter {
-            ok: decisions("ok"),
-            over_limit: decisions("over_limit"),
-            shadow_over_limit: decisions("shadow_over_limit"),
-            hits: counter(&self.recorder, HITS, labels()),
+        heading(text, DECISION_SECONDS);
+        self.decision_time.write(text, DECISION_SECONDS, "");
+        if self.has_legacy_names {
+            heading(text, legacy::RESPONSE_TIME);
+            let label = "grpc_method=\"ShouldRateLimit\"";
+            self.decision_time.write(text, legacy::RESPONSE_TIME, label);
+        }
+        let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if nodes.is_empty() {
+            return;
+        }
+        heading(text, CALL_SECONDS);
+        for NodeMeter(node) in &*nodes {
+            node.call_time.write(text, CALL_SECONDS, &node.label());
+        }
+        heading(text, CALL_REQUESTS);
+        for NodeMeter(node) in &*nodes {
+            node.call_requests.write(text, CALL_REQUESTS, &node.label());
         }
     }
 
@@ -243,8 +292,20 @@ impl Telemetry {
     /// The meter of a node of a shared store.
     #[must_use]
     pub fn node(&self, name: &str) -> NodeMeter {
-        let labels = vec![Label::new("node", name.to_owned())];
-        NodeMeter(gauge(&self.recorder, BREAKER_STATE, labels))
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = nodes.iter().find(|node| node.0.name == name) {
+            return known.clone();
+        }
+        let labels = || vec![Label::new("node", name.to_owned())];
+        let meter = NodeMeter(Arc::new(NodeSeries {
+            name: name.to_owned(),
+            breaker_state: gauge(&self.recorder, BREAKER_STATE, labels()),
+            connections: gauge(&self.recorder, STORE_CONNECTIONS, labels()),
+            call_time: Histogram::of_micros(),
+            call_requests: Histogram::of_sizes(),
+        }));
+        nodes.push(meter.clone());
+        meter
     }
 
     /// The meter of gRPC connections.
@@ -282,10 +343,20 @@ impl Telemetry {
         if !is_loaded {
             gauge(&self.recorder, CONFIG_REFUSED, vec![]).set(1);
         }
+        if self.has_legacy_names {
+            let name = if is_loaded {
+                legacy::CONFIG_LOADED
+            } else {
+                legacy::CONFIG_REFUSED
+            };
+            counter(&self.recorder, name, vec![]).increment(1);
+        }
     }
 
     /// A request was answered.
-    pub fn answered(&self, over_limit: bool) {
+    pub fn answered(&self, over_limit: bool, time: Duration) {
+        self.decision_time.observe(micros(time));
+        self.legacy_requests.increment(1);
         if over_limit {
             self.over_limit.increment(1);
         } else {
@@ -311,56 +382,33 @@ impl Telemetry {
             Label::new("reason", reason),
         ];
         counter(&self.recorder, DEGRADED, labels).increment(1);
+        if self.has_legacy_names {
+            let labels = vec![Label::new("err_type", "redis_error")];
+            counter(&self.recorder, legacy::ERRORS, labels).increment(1);
+        }
     }
 
     /// A reply is being held until the guard is dropped.
     #[must_use]
-    pub fn holding(&self) -> Counted<'_> {
+    pub fn holding(&self) -> Counted {
         Counted::new(&self.held)
     }
 }
 
 /// Counts what there is while it is there.
 #[derive(Debug)]
-pub struct Counted<'t>(&'t Gauge);
+pub struct Counted(Gauge);
 
-impl<'t> Counted<'t> {
-    fn new(gauge: &'t Gauge) -> Self {
+impl Counted {
+    fn new(gauge: &Gauge) -> Self {
         gauge.increment(1);
-        Self(gauge)
+        Self(gauge.clone())
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.decrement(1);
-    }
-}
-
-impl RuleMeter {
-    /// A descriptor was decided.
-    pub fn decided(&self, verdict: Verdict, hits: u64) {
-        match verdict {
-            Verdict::Ok => self.ok.increment(1),
-            Verdict::OverLimit => self.over_limit.increment(1),
-            Verdict::ShadowOverLimit => self.shadow_over_limit.increment(1),
-        }
-        self.hits.increment(hits);
-    }
-}
-
-impl ValueMeters {
-    /// The meter of these values, made by `new` if they are new; none beyond the bound.
-    pub fn get(&self, values: &str, new: impl FnOnce() -> RuleMeter) -> Option<RuleMeter> {
-        let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(meter) = meters.get(values) {
-            return Some(meter.clone());
-        }
-        if meters.len() >= VALUE_SERIES_MAX {
-            return None;
-        }
-        let meter = meters.entry(values.to_owned()).or_insert_with(new);
-        Some(meter.clone())
     }
 }
 
@@ -374,13 +422,32 @@ impl DenialMeter {
 impl NodeMeter {
     /// Its breaker is in this state.
     pub(crate) fn set(&self, state: u8) {
-        self.0.set(state);
+        self.0.breaker_state.set(state);
+    }
+
+    /// It was called for so many requests, and took so long.
+    pub(crate) fn called(&self, requests: usize, time: Duration) {
+        self.0
+            .call_requests
+            .observe(u64::try_from(requests).unwrap_or(u64::MAX));
+        self.0.call_time.observe(micros(time));
+    }
+
+    /// There is a connection to it until the guard is dropped.
+    pub(crate) fn connected(&self) -> Counted {
+        Counted::new(&self.0.connections)
+    }
+}
+
+impl NodeSeries {
+    fn label(&self) -> String {
+        format!("node=\"{}\"", self.name.escape_default())
     }
 }
 
 impl ConnectionMeter {
     /// A connection is open until the guard is dropped.
-    pub(crate) fn opened(&self) -> Counted<'_> {
+    pub(crate) fn opened(&self) -> Counted {
         Counted::new(&self.open)
     }
 
@@ -404,6 +471,10 @@ impl MemoryMeter {
             counter.increment(1);
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn counter(recorder: &PrometheusRecorder, name: &'static str, labels: Vec<Label>) -> Counter {

@@ -273,6 +273,16 @@ impl Limit {
         self.charge_denied
     }
 
+    /// What remains of a limit that nobody has used.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        match self.policy {
+            Policy::TokenBucket { burst } => u64::from(burst),
+            Policy::LeakyBucket { queue } => u64::from(queue) + 1,
+            _ => u64::from(self.requests),
+        }
+    }
+
     pub(super) fn interval(&self) -> Interval {
         self.interval
     }

@@ -35,6 +35,7 @@ pub(super) fn options(settings: &Settings) -> Options {
         requests_max: settings.requests_max,
         header_names: header_names(settings.header_names.as_ref()),
         describes_request: settings.describe_requests,
+        near_limit_ratio: settings.near_limit_ratio,
     }
 }
 

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::algorithm::Micros;
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::config::{Domain, FailureMode, Live};
 use crate::failure::{Answer, Fallback};
 use crate::request::{InvalidRequest, Request};
 use crate::response::{Code, Decision, HeaderNames, Judged};
 use crate::store::{Charged, Check, Store, StoreError};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Source, Telemetry};
 pub use explain::{Explanation, Reset};
 use plan::{Overrides, Plan};
 
@@ -56,6 +56,8 @@ pub struct Options {
     pub header_names: HeaderNames,
     /// Whether dynamic metadata repeats the request.
     pub describes_request: bool,
+    /// Which part of a limit has to be taken for metrics to call a hit near it, from 0 to 1.
+    pub near_limit_ratio: f64,
 }
 
 /// Why a request gets no decision.
@@ -97,6 +99,7 @@ impl<S: Store> Service<S> {
     /// cannot answer becomes the failure mode; of those only `error` ends as a refusal, because
     /// Envoy treats all gRPC errors alike and drops headers and metadata with them.
     pub async fn decide(&self, request: &Request) -> Result<Decision, Refusal> {
+        let begun = clock::instant();
         let config = self.config.current();
         let Some(domain) = config.domain(&request.domain) else {
             self.telemetry.unknown_domain();
@@ -114,16 +117,19 @@ impl<S: Store> Service<S> {
                 outcomes,
                 denied,
                 split,
+                source,
                 ..
             }) => {
                 let judged = plan.judge(&outcomes);
-                self.record(domain, request, &judged);
+                self.record(domain, request, &judged, source);
                 let decision = self.fold(domain, request, &judged, denied);
                 if split { decision.split() } else { decision }
             }
             Err(error) => self.without_store(domain, request, &plan, &checks, now, error)?,
         };
-        self.telemetry.answered(decision.code == Code::OverLimit);
+        let is_over = decision.code == Code::OverLimit;
+        self.telemetry.answered(is_over, clock::instant() - begun);
+        tracing::debug!(domain = domain.name, ?request, code = ?decision.code, hold = ?decision.hold, "decided");
 
         if decision.hold > Micros::ZERO {
             let _counted = self.telemetry.holding();
@@ -164,7 +170,7 @@ impl<S: Store> Service<S> {
             Answer::Uncounted { denied } => Decision::without_store(&plan.judge(&[]), denied),
             Answer::Local(charged) => {
                 let judged = plan.judge(&charged.outcomes);
-                self.record(domain, request, &judged);
+                self.record(domain, request, &judged, Source::Local);
                 self.fold(domain, request, &judged, charged.denied)
             }
             Answer::None => return Err(Refusal::Unavailable(error)),

@@ -5,7 +5,7 @@ use crate::algorithm::Hits;
 use crate::config::{Domain, Enforcement, Rule, SeriesBy};
 use crate::request::{Descriptor, Request, printable};
 use crate::response::Judged;
-use crate::telemetry::{RuleMeter, Verdict};
+use crate::telemetry::{Decided, RuleMeter, Source, Verdict};
 
 /// The label of limits that requests bring along.
 const OVERRIDE: &str = "(limit of the request)";
@@ -14,19 +14,25 @@ const OVERRIDE: &str = "(limit of the request)";
 const VALUE_SHOWN_MAX: usize = 64;
 
 impl<S> Service<S> {
-    pub(super) fn record(&self, domain: &Domain, request: &Request, judged: &[Judged<'_>]) {
+    pub(super) fn record(
+        &self,
+        domain: &Domain,
+        request: &Request,
+        judged: &[Judged<'_>],
+        source: Source,
+    ) {
         let descriptors = request.descriptors.iter().zip(judged);
         for (descriptor, judged) in descriptors.filter(|(_, judged)| judged.is_limited) {
             let Some(rule) = judged.rule else {
                 let new = || self.telemetry.rule(&domain.name, OVERRIDE);
-                count(domain.override_meter.get_or_init(new), judged);
+                self.count(domain.override_meter.get_or_init(new), judged, source);
                 continue;
             };
             if let Some(meter) = self.value_meter(domain, rule, descriptor) {
-                count(&meter, judged);
+                self.count(&meter, judged, source);
             } else {
                 let new = || self.telemetry.rule(&domain.name, &rule.path);
-                count(rule.meter.get_or_init(new), judged);
+                self.count(rule.meter.get_or_init(new), judged, source);
             }
         }
     }
@@ -42,19 +48,46 @@ impl<S> Service<S> {
         let new = || self.telemetry.rule(&domain.name, &values);
         rule.value_meters.get(&values, new)
     }
-}
 
-fn count(meter: &RuleMeter, judged: &Judged<'_>) {
-    let verdict = match (judged.is_over(), judged.enforcement) {
-        (false, _) => Verdict::Ok,
-        (true, Enforcement::Shadow) => Verdict::ShadowOverLimit,
-        (true, _) => Verdict::OverLimit,
-    };
-    let hits = match judged.hits {
-        Hits::Charge(hits) => hits,
-        Hits::Look | Hits::Refund(_) => 0,
-    };
-    meter.decided(verdict, hits);
+    fn count(&self, meter: &RuleMeter, judged: &Judged<'_>, source: Source) {
+        let verdict = match (judged.is_over(), judged.enforcement) {
+            (false, _) => Verdict::Ok,
+            (true, Enforcement::Shadow) => Verdict::ShadowOverLimit,
+            (true, _) => Verdict::OverLimit,
+        };
+        let hits = match judged.hits {
+            Hits::Charge(hits) => hits,
+            Hits::Look | Hits::Refund(_) => 0,
+        };
+        let near_limit = match verdict {
+            Verdict::Ok => self.near_limit(judged, hits),
+            Verdict::OverLimit | Verdict::ShadowOverLimit => 0,
+        };
+        let decided = Decided {
+            verdict,
+            source,
+            hits,
+            near_limit,
+        };
+        meter.decided(&self.telemetry, decided);
+    }
+
+    /// How many of these hits took what comes after the ratio of the limit that is closest to denying.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "a ratio of a limit, rounded down; nothing is decided by it"
+    )]
+    fn near_limit(&self, judged: &Judged<'_>, hits: u64) -> u64 {
+        let Some((limit, outcome)) = judged.closest() else {
+            return 0;
+        };
+        let capacity = limit.limit.capacity();
+        let near = (capacity as f64 * self.options.near_limit_ratio) as u64;
+        let taken = capacity.saturating_sub(outcome.remaining);
+        taken.saturating_sub(near).min(hits)
+    }
 }
 
 /// `tenant=acme, path=/x`, with the values that the rule's metrics tell apart.

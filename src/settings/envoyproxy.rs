@@ -285,6 +285,8 @@ impl Translator<'_> {
                 other => self.wrong("LOG_LEVEL", other, "debug, info, warn or error"),
             }
         }
+        self.copy("NEAR_LIMIT_RATIO", "near-limit-ratio");
+        self.made.flags.push("--ratelimit-metrics".to_owned());
         if let Some(format) = self.text("LOG_FORMAT") {
             let format = if format == "json" { "json" } else { "text" };
             self.set("log-format", format);

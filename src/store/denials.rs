@@ -15,7 +15,7 @@ use indexmap::IndexMap;
 
 use super::{Charged, Check, CounterKey, Evidence, Outcomes, Store, StoreError, denies};
 use crate::algorithm::{self, Algorithm, Hits, Limit, Micros, Outcome, State};
-use crate::telemetry::DenialMeter;
+use crate::telemetry::{DenialMeter, Source};
 
 /// Enough that two cores seldom meet.
 const SHARDS: usize = 16;
@@ -71,6 +71,7 @@ impl<S: Store> Denials<S> {
             denied: true,
             evidence: None,
             split: false,
+            source: Source::Remembered,
         })
     }
 

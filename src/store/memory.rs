@@ -18,7 +18,7 @@ use super::table::{self, Evicted, Table};
 use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError};
 use super::{denies, is_charged, uncharged};
 use crate::algorithm::{self, Demand, Hits, Micros, State};
-use crate::telemetry::MemoryMeter;
+use crate::telemetry::{MemoryMeter, Source};
 
 /// Enough that two cores seldom meet.
 const SHARDS: usize = 64;
@@ -108,6 +108,7 @@ impl Memory {
             denied,
             evidence: None,
             split: false,
+            source: Source::Store,
         }
     }
 

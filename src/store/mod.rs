@@ -18,6 +18,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::algorithm::{self, Demand, Hits, Limit, Micros, Outcome, State};
+use crate::telemetry::Source;
 pub use key::CounterKey;
 
 /// Outcomes, one per check, in order.
@@ -61,6 +62,8 @@ pub struct Charged {
     /// Whether the counters were not in one place, so that each was decided by itself, and what was
     /// charged given back where another denied.
     pub split: bool,
+    /// Who decided.
+    pub source: Source,
 }
 
 /// What a denial was based on.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use comporta::settings::envoyproxy::{Translation, is_meant, translate};
+use comporta::telemetry::LEGACY_METRICS;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tempfile::TempDir;
 use tonic::Code as Status;
@@ -31,11 +32,12 @@ fn translated(variables: &[(&str, &str)]) -> Translation {
 }
 
 /// What is said whatever is set.
-const ALWAYS: [&str; 4] = [
+const ALWAYS: [&str; 5] = [
     "--config=/srv/runtime_data/current/config",
     "--failure-mode=error",
     "--charge-denied",
     "--headers=none",
+    "--ratelimit-metrics",
 ];
 
 #[test]
@@ -136,7 +138,10 @@ fn what_it_changes_when_it_is_asked_for() {
     ])
     .flags;
     let names = "--header-names=RateLimit-Limit,RateLimit-Remaining,X-Reset";
-    assert_eq!(flags[1..], ["--failure-mode=error", names]);
+    assert_eq!(
+        flags[1..],
+        ["--failure-mode=error", names, "--ratelimit-metrics"]
+    );
 }
 
 #[test]
@@ -323,6 +328,14 @@ async fn our_own_settings_win() {
         .iter()
         .find(|line| line["message"] == "domain loaded");
     assert_eq!(mode.unwrap()["failure_mode"], "closed");
+}
+
+#[test]
+fn every_metric_is_in_the_document() {
+    let document = std::fs::read_to_string("COMPATIBILITY.md").unwrap();
+    for (name, _) in LEGACY_METRICS {
+        assert!(document.contains(&format!("`{name}`")), "{name}");
+    }
 }
 
 #[test]

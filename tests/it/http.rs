@@ -134,7 +134,7 @@ fn health_and_metrics() {
     let (status, metrics) = get(server.ports.http, "/metrics");
     assert_eq!(status, 200);
     for line in [
-        r#"comporta_decisions_total{domain="d",rule="user",code="ok"} 1"#,
+        r#"comporta_decisions_total{domain="d",rule="user",code="ok",source="store"} 1"#,
         r#"comporta_hits_total{domain="d",rule="user"} 1"#,
         r#"comporta_requests_total{code="ok"} 1"#,
         "comporta_config_rules 3",

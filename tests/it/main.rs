@@ -19,6 +19,7 @@ mod http;
 mod leaky_bucket;
 mod matching;
 mod memory;
+mod metrics;
 mod public;
 mod public_envoy;
 mod redis;

@@ -195,6 +195,7 @@ async fn run(seed: u64) {
             requests_max: 10,
             header_names: HeaderNames::default(),
             describes_request: false,
+            near_limit_ratio: 1.0,
         },
     );
     let mut passed: BTreeMap<(&str, &str), Passed> = BTreeMap::new();

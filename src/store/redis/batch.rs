@@ -18,7 +18,7 @@ use super::pool::{LastFailure, Link, Manager};
 use super::script::{self, Answer, Argument, Ask, Call, Garbled};
 use super::slots::Slot;
 use crate::algorithm::Micros;
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::store::StoreError;
 
 /// Requests in one call at most: beyond some tens nothing more is saved, and each would wait longer.
@@ -191,6 +191,7 @@ impl Worker {
     /// A reply for each run; how it went is noted.
     async fn exchange(&self, runs: &[Run]) -> Result<Vec<RedisResult<Value>>, Failure> {
         let slot = runs.first().map_or(Slot::default(), |run| run.route.slot);
+        let begun = clock::instant();
         let mut replies = pin!(self.connect_and_send(runs));
         let in_time = timeout(self.options.call_timeout, &mut replies).await;
         let is_late = in_time.is_err();
@@ -202,6 +203,8 @@ impl Worker {
                 replies.await
             }
         };
+        let requests = runs.iter().map(|run| run.queued.len()).sum();
+        self.node.called(requests, clock::instant() - begun);
         match &replies {
             Ok(replies) => {
                 let errors = || replies.iter().filter_map(|reply| reply.as_ref().err());

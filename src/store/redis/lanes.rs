@@ -78,7 +78,12 @@ impl Lanes {
             self.access.clone(),
             self.options.connect_timeout,
             self.round_trip_timeout,
+            self.telemetry.node(&self.name_of(node)),
         )
+    }
+
+    fn name_of(&self, node: Option<&Address>) -> String {
+        node.map_or_else(|| self.url.to_string(), ToString::to_string)
     }
 
     /// This runtime's lane to where the URL says, or to this node. Where it is new, those to nodes that
@@ -117,13 +122,14 @@ impl Lanes {
             return node;
         }
         nodes.retain(|(_, node)| node.strong_count() > 0);
-        let name = address.map_or_else(|| self.url.to_string(), ToString::to_string);
+        let name = self.name_of(address);
+        let meter = self.telemetry.node(&name);
         let node = Arc::new(Node::new(
-            name.clone(),
+            name,
             address.is_some(),
             self.manager(address),
             self.options.clone(),
-            self.telemetry.node(&name),
+            meter,
         ));
         nodes.push((address.cloned(), Arc::downgrade(&node)));
         node

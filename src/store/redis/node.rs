@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bb8::ManageConnection;
 use redis::Value;
@@ -74,6 +75,11 @@ impl Node {
     }
 
     /// Connects to it.
+    /// It was called for so many requests, and took so long.
+    pub(super) fn called(&self, requests: usize, time: Duration) {
+        self.meter.called(requests, time);
+    }
+
     pub(super) fn manager(&self) -> &Manager {
         &self.manager
     }

@@ -17,6 +17,7 @@ use super::error::{Remedy, remedy, store_error};
 use super::script;
 use super::url::{Address, RedisUrl, Server};
 use crate::store::StoreError;
+use crate::telemetry::{Counted, NodeMeter};
 
 /// A peer that doesn't acknowledge for so long is gone.
 const USER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,6 +30,8 @@ pub(super) struct Manager {
     connect_timeout: Duration,
     round_trip_timeout: Duration,
     failure: LastFailure,
+    /// Counts connections.
+    meter: NodeMeter,
 }
 
 /// Why the last attempt to connect failed; bb8 itself only tells that time ran out.
@@ -80,6 +83,7 @@ pub enum Secret {
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     pub(super) is_broken: bool,
+    _open: Counted,
 }
 
 impl Link {
@@ -95,6 +99,7 @@ impl Manager {
         access: Access,
         connect_timeout: Duration,
         round_trip_timeout: Duration,
+        meter: NodeMeter,
     ) -> Self {
         Self {
             url,
@@ -102,6 +107,7 @@ impl Manager {
             connect_timeout,
             round_trip_timeout,
             failure: LastFailure::default(),
+            meter,
         }
     }
 
@@ -270,6 +276,7 @@ impl bb8::ManageConnection for Manager {
         Ok(Link {
             connection: connected?,
             is_broken: false,
+            _open: self.meter.connected(),
         })
     }
 

@@ -14,6 +14,7 @@ use crate::algorithm::{self, Algorithm, Bucket, Counter, Hits, Limit, Log, Micro
 use crate::store::{
     Charged, Check, CounterKey, Evidence, Outcomes, Role, StoreError, denies, is_charged, uncharged,
 };
+use crate::telemetry::Source;
 
 /// A file for each part; the algorithms are those of `crate::algorithm`.
 const SOURCE: &str = concat!(
@@ -283,6 +284,7 @@ impl Answer {
             denied: self.denied,
             evidence,
             split: false,
+            source: Source::Store,
         })
     }
 

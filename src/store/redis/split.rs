@@ -18,6 +18,7 @@ use super::slots::Slot;
 use crate::algorithm::{Demand, Hits, Limit, Micros, Outcome, Policy, State};
 use crate::clock::instant;
 use crate::store::{Charged, Check, CounterKey, Outcomes, Role, StoreError, denies, uncharged};
+use crate::telemetry::Source;
 
 /// What is given back may be on its way for longer than its request has time.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1);
@@ -68,6 +69,7 @@ pub(super) async fn charge(
         denied,
         evidence: None,
         split: true,
+        source: Source::Store,
     })
 }
 
