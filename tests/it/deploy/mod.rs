@@ -1,6 +1,7 @@
 //! What `deploy/` says about Comporta is true of it. Kubernetes' schemas, the Helm chart and the alerts'
 //! own tests are the business of `tests/deploy/run`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -96,6 +97,41 @@ fn there_is_time_to_drain() {
         grace >= drain + 10,
         "{drain} s of drain, {grace} s of grace"
     );
+}
+
+/// No engine is needed to know that what the image copies exists, and gets past `.dockerignore`.
+#[test]
+fn the_image_is_made_of_what_there_is() {
+    let ignored = fs::read_to_string(".dockerignore").unwrap();
+    let kept: BTreeSet<_> = ignored
+        .lines()
+        .filter_map(|line| line.strip_prefix('!'))
+        .collect();
+    assert!(ignored.lines().any(|line| line == "*"));
+    let dockerfile = fs::read_to_string("deploy/Dockerfile").unwrap();
+    let copies = dockerfile
+        .lines()
+        .filter_map(|line| line.strip_prefix("COPY "));
+    let copied: BTreeSet<_> = copies
+        .filter(|copy| !copy.starts_with("--from"))
+        .flat_map(|copy| {
+            let (sources, _) = copy.rsplit_once(' ').unwrap();
+            sources.split(' ')
+        })
+        .collect();
+    assert_eq!(copied, kept);
+    for source in copied {
+        assert!(Path::new(source).exists(), "there is no {source}");
+    }
+
+    let minor = |text: &str, before: &str| -> u32 {
+        let (_, version) = text.split_once(before).unwrap();
+        let digits = version.split(|c: char| !c.is_ascii_digit()).next();
+        digits.unwrap().parse().unwrap()
+    };
+    let manifest = fs::read_to_string("Cargo.toml").unwrap();
+    let needed = minor(&manifest, "rust-version = \"1.");
+    assert!(minor(&dockerfile, "RUST_VERSION=1.") >= needed);
 }
 
 #[test]
