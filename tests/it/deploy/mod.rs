@@ -109,10 +109,10 @@ fn the_image_is_made_of_what_there_is() {
         .collect();
     assert!(ignored.lines().any(|line| line == "*"));
     let dockerfile = fs::read_to_string("deploy/Dockerfile").unwrap();
-    let copies = dockerfile
+    let instructions = dockerfile
         .lines()
         .filter_map(|line| line.strip_prefix("COPY "));
-    let copied: BTreeSet<_> = copies
+    let copied: BTreeSet<_> = instructions
         .filter(|copy| !copy.starts_with("--from"))
         .flat_map(|copy| {
             let (sources, _) = copy.rsplit_once(' ').unwrap();
