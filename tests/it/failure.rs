@@ -78,7 +78,12 @@ impl Scene {
             passed: 0,
         };
         scene.heals().await;
-        scene.ask_exactly(10).await;
+        // On a busy machine, one of them may come too late.
+        for _ in 0..15 {
+            if scene.passed < 10 {
+                scene.ask_exactly(1).await;
+            }
+        }
         assert_eq!(scene.passed, 10);
         scene
     }
