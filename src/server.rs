@@ -47,7 +47,7 @@ use crate::store::drill::Drill;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::store::redis::url::{StoreUrl, UrlError};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, Traces};
 use crate::transport::http::Readiness;
 use crate::transport::{self, debug, rls};
 
@@ -84,6 +84,9 @@ pub enum ServeError {
     /// A certificate is wrong.
     #[error("TLS: {0}")]
     Tls(#[from] TlsError),
+    /// Spans can't be sent.
+    #[error("--otlp-endpoint: {0}; write http://host:port")]
+    Traces(String),
     /// A thread or a runtime can't be had.
     #[error("can't start: {0}")]
     Start(io::Error),
@@ -227,7 +230,8 @@ impl Server {
             bounds: bounds(&settings),
             message_max: settings.message_bytes_max,
         };
-        let routes = answers.grpc(health)?;
+        let traces = traces(&settings)?;
+        let routes = answers.grpc(traces.clone(), health)?;
         let http_router = answers.http(readiness.clone());
         let debug_router = answers.debug(config.clone(), drill);
 
@@ -286,6 +290,9 @@ impl Server {
                 tracing::warn!(timeout = ?settings.drain_timeout, "stopped with calls in flight");
             }
         }
+        if let Some(traces) = traces {
+            let _ended = tokio::task::spawn_blocking(move || traces.end()).await;
+        }
         Ok(())
     }
 }
@@ -299,9 +306,20 @@ struct Answers {
 }
 
 impl Answers {
-    fn grpc(&self, health: HealthServer<impl Health>) -> Result<Routes, ServeError> {
+    fn grpc(
+        &self,
+        traces: Option<Traces>,
+        health: HealthServer<impl Health>,
+    ) -> Result<Routes, ServeError> {
         let (service, telemetry) = (self.service.clone(), self.telemetry.clone());
-        let routes = rls::routes(service, telemetry, self.bounds, self.message_max, health)?;
+        let routes = rls::routes(
+            service,
+            telemetry,
+            self.bounds,
+            self.message_max,
+            traces,
+            health,
+        )?;
         Ok(routes)
     }
 
@@ -350,6 +368,14 @@ async fn bind(what: &'static str, addr: SocketAddr) -> Result<TcpListener, Serve
     TcpListener::bind(addr)
         .await
         .map_err(|source| ServeError::Bind { what, addr, source })
+}
+
+fn traces(settings: &Settings) -> Result<Option<Traces>, ServeError> {
+    let endpoint = settings.otlp_endpoint.as_deref();
+    let traces = endpoint.map(|endpoint| Traces::new(endpoint, settings.trace_ratio));
+    traces
+        .transpose()
+        .map_err(|error| ServeError::Traces(error.to_string()))
 }
 
 fn bind_socket(path: &Path) -> Result<UnixSocket, ServeError> {

@@ -48,6 +48,9 @@ pub const DRAIN_TIMEOUT_DEFAULT: &str = "20s";
 /// As in envoyproxy/ratelimit.
 pub const NEAR_LIMIT_RATIO_DEFAULT: &str = "0.8";
 
+/// Enough to see what is normal, at next to no cost.
+pub const TRACE_RATIO_DEFAULT: &str = "0.01";
+
 /// Where the rules are.
 #[derive(Args, Clone, Debug)]
 pub struct ConfigSettings {
@@ -264,6 +267,14 @@ pub struct Settings {
     /// How long calls in flight then have to end
     #[arg(long, value_name = "TIME", env = "COMPORTA_DRAIN_TIMEOUT", default_value = DRAIN_TIMEOUT_DEFAULT, value_parser = duration)]
     pub drain_timeout: Duration,
+
+    /// Where spans go over OTLP (gRPC, without TLS); none without it
+    #[arg(long, value_name = "URL", env = "COMPORTA_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+
+    /// The share of calls that get a span, from 0 to 1, if their caller doesn't say
+    #[arg(long, value_name = "RATIO", env = "COMPORTA_TRACE_RATIO", default_value = TRACE_RATIO_DEFAULT, value_parser = ratio)]
+    pub trace_ratio: f64,
 
     /// What is logged: off, error, warn, info, debug or trace, also for a part alone (`comporta::service=debug`);
     /// `RUST_LOG` is obeyed before it

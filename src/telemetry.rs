@@ -6,6 +6,7 @@
 mod histogram;
 mod legacy;
 mod rule;
+mod traces;
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +18,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 use self::histogram::Histogram;
 pub use self::legacy::LEGACY_METRICS;
 pub use self::rule::{Decided, RuleMeter, Source, VALUE_SERIES_MAX, ValueMeters, Verdict};
+pub use self::traces::{CallSpan, Traces};
 use crate::algorithm::Micros;
 
 /// Every metric's name and meaning.

@@ -25,7 +25,7 @@ const SIGNS: [&str; 12] = [
 ];
 
 /// Variables that are accepted and have no meaning here.
-const WITHOUT_MEANING: [&str; 39] = [
+const WITHOUT_MEANING: [&str; 42] = [
     "DISABLE_STATS",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "EXTRA_TAGS",
@@ -62,6 +62,9 @@ const WITHOUT_MEANING: [&str; 39] = [
     "STATSD_PORT",
     "STATSD_PROTOCOL",
     "STATS_FLUSH_INTERVAL",
+    "TRACING_SERVICE_INSTANCE_ID",
+    "TRACING_SERVICE_NAME",
+    "TRACING_SERVICE_NAMESPACE",
     "USE_DOG_STATSD",
     "USE_DOG_STATSD_MOGRIFIERS",
     "USE_STATSD",
@@ -300,6 +303,20 @@ impl Translator<'_> {
                 None => self.wrong("PROMETHEUS_ADDR", &addr, "[host]:port"),
             }
         }
+        let is_grpc = self.text("TRACING_EXPORTER_PROTOCOL").as_deref() == Some("grpc");
+        if self.is_on("TRACING_ENABLED") && is_grpc {
+            let endpoints = [
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+            ];
+            let endpoint = endpoints.into_iter().find_map(|name| self.text(name));
+            let endpoint = endpoint.unwrap_or_else(|| "http://localhost:4317".to_owned());
+            self.set("otlp-endpoint", &endpoint);
+            let share = self.text("TRACING_SAMPLING_RATE");
+            self.set("trace-ratio", share.as_deref().unwrap_or("1"));
+        } else if self.is_on("TRACING_ENABLED") {
+            self.made.without_meaning.push("TRACING_ENABLED");
+        }
         if let Some(path) = self.text("PROMETHEUS_PATH")
             && path != "/metrics"
         {
@@ -321,7 +338,9 @@ impl Translator<'_> {
                 )
             })
         };
-        self.made.without_meaning = WITHOUT_MEANING.iter().filter(is_wanted).copied().collect();
+        let unheeded = WITHOUT_MEANING.iter().filter(is_wanted).copied();
+        let unheeded: Vec<_> = unheeded.collect();
+        self.made.without_meaning.extend(unheeded);
     }
 
     /// A variable that is set, and not to nothing.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tonic::metadata::MetadataMap;
+use opentelemetry::propagation::Extractor;
+use tonic::metadata::{KeyRef, MetadataMap};
 use tonic::service::Routes;
 use tonic::{Request as Call, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -23,11 +24,11 @@ use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 use super::{invalid_argument, status};
 use crate::algorithm::{Micros, Unit};
 use crate::config::matcher::Entry;
-use crate::request::{self, Bounds, Descriptor, InvalidRequest, Override, Request};
+use crate::request::{self, Bounds, Descriptor, InvalidRequest, Override, Request, printable};
 use crate::response::{Code, CurrentLimit, Decision, Status as Judgement};
-use crate::service::Service;
+use crate::service::{Refusal, Service};
 use crate::store::Store;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{CallSpan, Telemetry, Traces};
 
 /// The names under which the service reports its health: of the server as a whole, as
 /// envoyproxy/ratelimit does, and by the full name of the service.
@@ -46,12 +47,14 @@ pub fn routes<S: Store>(
     telemetry: Arc<Telemetry>,
     bounds: Bounds,
     message_max: usize,
+    traces: Option<Traces>,
     health: HealthServer<impl Health>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
     let rls = Rls {
         service,
         telemetry,
         bounds,
+        traces,
     };
     let rls = RateLimitServiceServer::new(rls).max_decoding_message_size(message_max);
     let reflection = tonic_reflection::server::Builder::configure()
@@ -78,6 +81,7 @@ struct Rls<S> {
     service: Arc<Service<S>>,
     telemetry: Arc<Telemetry>,
     bounds: Bounds,
+    traces: Option<Traces>,
 }
 
 #[tonic::async_trait]
@@ -86,15 +90,59 @@ impl<S: Store> RateLimitService for Rls<S> {
         &self,
         call: Call<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
+        let begin = |traces: &Traces| traces.begin(&Headers(call.metadata()));
+        let span = self.traces.as_ref().map(begin);
         let timeout = timeout(call.metadata());
         let request = read(call.into_inner(), timeout, self.bounds).map_err(|invalid| {
             self.telemetry.refused();
             invalid_argument(&invalid)
         })?;
-        match self.service.decide(&request).await {
+        let decided = self.service.decide(&request).await;
+        if let Some(span) = span.filter(CallSpan::is_recording) {
+            describe(span, &request, &decided);
+        }
+        match decided {
             Ok(decision) => Ok(Response::new(write(decision))),
             Err(refusal) => Err(status(&refusal)),
         }
+    }
+}
+
+/// What came with a call, for whoever looks for the trace that it belongs to.
+struct Headers<'c>(&'c MetadataMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0
+            .keys()
+            .filter_map(|key| match key {
+                KeyRef::Ascii(key) => Some(key.as_str()),
+                KeyRef::Binary(_) => None,
+            })
+            .collect()
+    }
+}
+
+/// Ends the span of a call that was decided, or got no decision.
+fn describe(mut span: CallSpan, request: &Request, decided: &Result<Decision, Refusal>) {
+    span.say("ratelimit.domain", printable(&request.domain));
+    match decided {
+        Ok(decision) => {
+            let code = code(decision.code).as_str_name().to_ascii_lowercase();
+            span.say("ratelimit.code", code);
+            if let Some(mode) = decision
+                .metadata
+                .get("failure_mode")
+                .and_then(|mode| mode.as_str())
+            {
+                span.say("ratelimit.degraded", mode.to_owned());
+            }
+        }
+        Err(refusal) => span.fail(refusal.to_string()),
     }
 }
 

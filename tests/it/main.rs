@@ -30,6 +30,7 @@ mod simulation;
 mod store;
 mod support;
 mod tidy;
+mod traces;
 mod wire;
 
 /// The program's own: what a counter costs depends on it.
