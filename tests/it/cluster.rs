@@ -338,6 +338,35 @@ async fn a_node_that_is_gone_takes_only_its_own_counters_along() {
     assert_eq!(left(&store, &values[0], &limit).await, 9 - 3);
 }
 
+/// Every node is reached as the URL's are, whichever node told of it.
+#[tokio::test]
+async fn nodes_that_speak_tls() {
+    let cluster = Cluster::start_tls(2);
+    let certificates = cluster.nodes[0].certificates();
+    let access = Access {
+        ca_file: Some(certificates.ca()),
+        certificate: Some(certificates.client()),
+        ..Access::default()
+    };
+    let url = url(&format!("rediss-cluster://{}", cluster.seeds()[0]));
+    let options = RedisOptions {
+        prefix: APART.to_owned(),
+        ..options()
+    };
+    let clock = Clock::Manual(ManualClock::new(START));
+    let store = Redis::new(url, access, &options, clock, telemetry());
+    let limit = fixed(9);
+    for node in 0..2 {
+        let value = value_on(&cluster, node, &limit);
+        assert!(passes(&store, &[check(&value, &limit)]).await);
+        let (slot, from) = place(&cluster, &value, &limit);
+        cluster.move_slot(slot, from, 1 - from);
+        assert!(passes(&store, &[check(&value, &limit)]).await);
+        assert_eq!(left(&store, &value, &limit).await, 7);
+        cluster.move_slot(slot, 1 - from, from);
+    }
+}
+
 /// Its counters are as unreachable as those of a node that is gone; nobody else waits for it.
 #[tokio::test]
 async fn a_node_that_hangs_takes_only_its_own_counters_along() {

@@ -83,11 +83,14 @@ impl Certificates {
 
     /// What makes redis-server use them.
     pub(crate) fn server_arguments(&self, mutual: bool) -> Vec<String> {
-        let (certificate, key) = self.server();
+        let ((certificate, key), (client_certificate, client_key)) = (self.server(), self.client());
         let files = [
             ("--tls-ca-cert-file", self.ca()),
             ("--tls-cert-file", certificate),
             ("--tls-key-file", key),
+            // What it shows to the others of its cluster.
+            ("--tls-client-cert-file", client_certificate),
+            ("--tls-client-key-file", client_key),
         ];
         let mut arguments: Vec<String> = files
             .into_iter()

@@ -1,12 +1,18 @@
 //! A Redis Cluster of masters.
 
+use std::sync::Arc;
+
+use super::super::certificates::certificates;
 use super::resp::Reply;
 use super::{Redis, wait_until};
 
 const SLOTS: usize = 16384;
 
+const SETTINGS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
+
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Redis>,
+    ids: Vec<String>,
 }
 
 impl Cluster {
@@ -16,10 +22,22 @@ impl Cluster {
 
     /// Starts every node with these arguments besides the rig's own.
     pub(crate) fn start_with(masters: usize, arguments: &[&str]) -> Cluster {
-        let mut all = vec!["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
-        all.extend(arguments);
-        let nodes = (0..masters).map(|_| Redis::start_with(&all)).collect();
-        let cluster = Cluster { nodes };
+        let all = [&SETTINGS[..], arguments].concat();
+        Cluster::of((0..masters).map(|_| Redis::start_with(&all)).collect())
+    }
+
+    /// Nodes that speak TLS, with everyone and among themselves, and ask for certificates.
+    pub(crate) fn start_tls(masters: usize) -> Cluster {
+        let certificates = Arc::new(certificates());
+        let all = [&SETTINGS[..], &["--tls-cluster", "yes"]].concat();
+        let node = |_| Redis::start_tls_with(&certificates, true, &all);
+        Cluster::of((0..masters).map(node).collect())
+    }
+
+    fn of(nodes: Vec<Redis>) -> Cluster {
+        let id = |node: &Redis| node.command(&["CLUSTER", "MYID"]).text();
+        let ids = nodes.iter().map(id).collect();
+        let cluster = Cluster { nodes, ids };
         cluster.assign_slots();
         cluster.introduce_nodes();
         for slot in cluster.first_slots() {
@@ -94,8 +112,8 @@ impl Cluster {
 
     /// The index of the node that has the slot, in the eyes of the first node that lives.
     pub(crate) fn node_of_slot(&self, slot: u16) -> usize {
-        let port = owner(&self.any_node(&["CLUSTER", "SLOTS"]), slot);
-        let index = self.nodes.iter().position(|node| Some(node.port()) == port);
+        let owner = owner(&self.any_node(&["CLUSTER", "SLOTS"]), slot);
+        let index = self.ids.iter().position(|id| Some(id) == owner.as_ref());
         index.unwrap_or_else(|| panic!("nobody has slot {slot}"))
     }
 
@@ -112,18 +130,18 @@ impl Cluster {
 
     /// From here on, `from` answers with ASK for the keys it doesn't have.
     pub(crate) fn begin_move(&self, slot: u16, from: usize, to: usize) {
-        self.set_slot(to, slot, &["IMPORTING", &self.id(from)]);
-        self.set_slot(from, slot, &["MIGRATING", &self.id(to)]);
+        self.set_slot(to, slot, &["IMPORTING", &self.ids[from]]);
+        self.set_slot(from, slot, &["MIGRATING", &self.ids[to]]);
     }
 
     /// From here on, all but `to` answer with MOVED.
     pub(crate) fn finish_move(&self, slot: u16, from: usize, to: usize) {
         self.migrate_keys(slot, from, to);
-        let owner = self.id(to);
+        let owner = &self.ids[to];
         // The new owner first: if the old one forgot the slot sooner, nobody would have it.
         let others = (0..self.nodes.len()).filter(|&node| node != to && node != from);
         for node in [to, from].into_iter().chain(others) {
-            self.set_slot(node, slot, &["NODE", &owner]);
+            self.set_slot(node, slot, &["NODE", owner]);
         }
         self.wait_for_owner(slot, to);
         self.wait_for_agreement();
@@ -168,33 +186,28 @@ impl Cluster {
         self.nodes[node].command(&words).expect_ok();
     }
 
-    fn id(&self, node: usize) -> String {
-        self.nodes[node].command(&["CLUSTER", "MYID"]).text()
-    }
-
     fn wait_for_owner(&self, slot: u16, to: usize) {
-        let port = Some(self.nodes[to].port());
+        let id = Some(&self.ids[to]);
         for node in &self.nodes {
             wait_until("every node knows whose slot it is", || {
-                owner(&node.command(&["CLUSTER", "SLOTS"]), slot) == port
+                owner(&node.command(&["CLUSTER", "SLOTS"]), slot).as_ref() == id
             });
         }
     }
 
     /// Adds a replica of a node, and waits until it has its data.
     pub(crate) fn start_replica(&self, of: usize) -> Redis {
-        let replica =
-            Redis::start_with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"]);
+        let replica = Redis::start_with(&SETTINGS);
         for node in &self.nodes {
             let (port, bus) = (node.port().to_string(), node.ports.bus.to_string());
             replica
                 .command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])
                 .expect_ok();
         }
-        let primary = self.id(of);
+        let primary = &self.ids[of];
         // Refused until the two have heard of each other.
         wait_until("it follows", || {
-            let reply = replica.command(&["CLUSTER", "REPLICATE", &primary]);
+            let reply = replica.command(&["CLUSTER", "REPLICATE", primary]);
             reply == Reply::Status("OK".to_owned())
         });
         wait_until("it has the data", || {
@@ -222,10 +235,10 @@ fn epochs(node: &Redis) -> Vec<(String, String)> {
     epochs
 }
 
-/// The port of the slot's owner, in a reply to `CLUSTER SLOTS`.
-fn owner(slots: &Reply, slot: u16) -> Option<u16> {
+/// The id of the slot's owner, in a reply to `CLUSTER SLOTS`. Which port it says depends on who asks.
+fn owner(slots: &Reply, slot: u16) -> Option<String> {
     let slot = i64::from(slot);
     let mut ranges = slots.array().iter().map(Reply::array);
     let range = ranges.find(|range| (range[0].int()..=range[1].int()).contains(&slot))?;
-    u16::try_from(range[2].array()[1].int()).ok()
+    Some(range[2].array()[2].text())
 }

@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ struct Ports {
 struct Setup {
     folder: TempDir,
     arguments: Vec<String>,
-    certificates: Option<Certificates>,
+    certificates: Option<Arc<Certificates>>,
 }
 
 impl Redis {
@@ -54,11 +54,16 @@ impl Redis {
     /// Starts a server that speaks TLS on its port, and nothing else there. With `mutual`, clients
     /// need a certificate as well.
     pub(crate) fn start_tls(mutual: bool) -> Redis {
-        let certificates = certificates();
+        Redis::start_tls_with(&Arc::new(certificates()), mutual, &[])
+    }
+
+    /// The same with certificates that others have, too.
+    fn start_tls_with(certificates: &Arc<Certificates>, mutual: bool, more: &[&str]) -> Redis {
         let arguments = certificates.server_arguments(mutual);
-        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        arguments.extend(more);
         let mut setup = Setup::new(&arguments);
-        setup.certificates = Some(certificates);
+        setup.certificates = Some(certificates.clone());
         Redis::launch(setup)
     }
 
