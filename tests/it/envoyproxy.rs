@@ -246,12 +246,9 @@ async fn its_defaults_hold() {
         ("USE_STATSD", "false"),
         ("REDIS_POOL_SIZE", "10"),
     ]);
-    let warning = process
-        .log
-        .iter()
-        .find(|line| line["message"] == "these variables have no meaning here");
+    let warnings = process.lines("these variables have no meaning here");
     assert_eq!(
-        warning.unwrap()["variables"],
+        warnings[0]["variables"],
         "REDIS_POOL_SIZE, RUNTIME_IGNOREDOTFILES"
     );
 
@@ -323,11 +320,8 @@ async fn our_own_settings_win() {
     let mut client = connect(process.grpc).await;
     let answer = client.ask(request(&[&[("k", "x")]])).await.unwrap();
     assert_eq!(answer.response_headers_to_add.len(), 3);
-    let mode = process
-        .log
-        .iter()
-        .find(|line| line["message"] == "domain loaded");
-    assert_eq!(mode.unwrap()["failure_mode"], "closed");
+    let domains = process.lines("domain loaded");
+    assert_eq!(domains[0]["failure_mode"], "closed");
 }
 
 #[test]

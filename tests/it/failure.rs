@@ -12,11 +12,12 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use tonic::{Code, Status};
 
 use crate::support::http::{delete, get, post, send};
+use crate::support::process::{self, rules_file};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis::Redis;
 use crate::support::redis::cluster::Cluster;
 use crate::support::redis::sentinel::{NAME, Sentinel};
-use crate::support::server::{Client, Running, request, start_with};
+use crate::support::server::{Client, Running, connect, request, start_with};
 use crate::support::wait_until;
 
 const RULES: &str = "
@@ -388,7 +389,17 @@ async fn wait_until_degraded(scene: &mut Scene) {
 
 /// Refuses as `set` makes it, until `unset` does the opposite.
 async fn refusal(name: &'static str, set: &[&[&str]], unset: &[&[&str]], reason: &str) {
-    let mut scene = Scene::new(name).await;
+    refusal_by(Redis::start(), name, set, unset, reason).await;
+}
+
+async fn refusal_by(
+    redis: Redis,
+    name: &'static str,
+    set: &[&[&str]],
+    unset: &[&[&str]],
+    reason: &str,
+) {
+    let mut scene = Scene::with(name, redis).await;
     for words in set {
         scene.redis.command(words);
     }
@@ -404,6 +415,25 @@ async fn refusal(name: &'static str, set: &[&[&str]], unset: &[&[&str]], reason:
 async fn no_memory() {
     let set = |bytes| ["CONFIG", "SET", "maxmemory", bytes];
     refusal("OOM", &[&set("1")], &[&set("0")], "refused").await;
+}
+
+/// Its data can't be saved, and it has been told not to write then.
+#[tokio::test]
+async fn a_full_disk() {
+    let redis = Redis::start();
+    redis.block_saving();
+    wait_until("saving has failed", || {
+        redis.info("persistence", "rdb_last_bgsave_status") == "err"
+    });
+    let save = |when| ["CONFIG", "SET", "save", when];
+    refusal_by(
+        redis,
+        "MISCONF",
+        &[&save("3600 1")],
+        &[&save("")],
+        "refused",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -713,6 +743,35 @@ async fn a_drill() {
             assert_eq!(answer.body, "write /drill?seconds=N with N from 1 to 600\n");
         }
     }
+}
+
+/// One line when it is given up, one when it is back, whatever number of callers notices.
+#[tokio::test]
+async fn the_log_tells_of_changes_and_not_of_requests() {
+    let rules = rules_file(RULES);
+    let mut redis = Redis::start();
+    let url = redis.url();
+    let process = process::serve(rules.path(), &["--store", &url]);
+    let mut client = connect(process.grpc).await;
+    let mut ask = async || judge("open", &client.ask(request(&[&[("open", "x")]])).await);
+    while ask().await != Answered::Counted {}
+    let given_up = "the store is not asked until a probe succeeds; the failure modes answer";
+    // On a busy machine, it may have been given up before.
+    let before = process.lines(given_up).len();
+    redis.kill9();
+    for _ in 0..500 {
+        ask().await;
+    }
+    wait_until("it is given up", || process.lines(given_up).len() > before);
+    redis.restart();
+    wait_until("it is back", || {
+        process.lines("the store answers again").len() > before
+    });
+    let lines = process.lines(given_up);
+    assert_eq!(lines.len(), before + 1, "{lines:?}");
+    assert_eq!(lines[before]["level"], "WARN");
+    assert_eq!(lines[before]["node"], format!("{url}/0"));
+    assert!(lines[before]["error"].is_string(), "{lines:?}");
 }
 
 /// Requests beyond the bound don't wait: the failure mode answers them at once.

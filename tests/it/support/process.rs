@@ -4,6 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
 
 use super::http::get;
 use super::wait_until;
@@ -27,8 +30,7 @@ pub(crate) struct Process {
     child: Child,
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
-    /// What it said before it listened.
-    pub(crate) log: Vec<serde_json::Value>,
+    log: Arc<Mutex<Vec<Value>>>,
 }
 
 /// Starts one, and waits until it is ready.
@@ -53,19 +55,21 @@ pub(crate) fn serve(rules: &Path, flags: &[&str]) -> Process {
 pub(crate) fn spawn(command: &mut Command) -> Process {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let read = |line: std::io::Result<String>| {
-        serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap()
-    };
-    let mut log = Vec::new();
+    let read =
+        |line: std::io::Result<String>| serde_json::from_str::<Value>(&line.unwrap()).unwrap();
+    let log = Arc::new(Mutex::new(Vec::new()));
     let listening = loop {
         let line = read(lines.next().expect("it listens"));
         if line["message"] == "listening" {
             break line;
         }
-        log.push(line);
+        log.lock().unwrap().push(line);
     };
     // The log is read to its end, or the child would block on a full pipe.
-    std::thread::spawn(move || lines.for_each(drop));
+    std::thread::spawn({
+        let log = log.clone();
+        move || lines.for_each(|line| log.lock().unwrap().push(read(line)))
+    });
     let port = |name: &str| listening[name].as_str().unwrap().parse().unwrap();
     let process = Process {
         child,
@@ -80,6 +84,13 @@ pub(crate) fn spawn(command: &mut Command) -> Process {
 impl Process {
     pub(crate) fn is_ready(&self) -> bool {
         get(self.http, "/healthcheck").0 == 200
+    }
+
+    /// The lines of its log that say this.
+    pub(crate) fn lines(&self, message: &str) -> Vec<Value> {
+        let log = self.log.lock().unwrap();
+        let lines = log.iter().filter(|line| line["message"] == message);
+        lines.cloned().collect()
     }
 
     /// Asks it to stop, as an orchestrator does.

@@ -99,6 +99,12 @@ impl Redis {
         answers
     }
 
+    /// Tries to save its data, which from now on it can't: there is a folder in the file's place.
+    pub(crate) fn block_saving(&self) {
+        fs::create_dir(self.setup.path("dump.rdb")).unwrap();
+        self.command(&["BGSAVE"]);
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.ports.clients
     }
