@@ -24,7 +24,7 @@ pub const RELOAD_INTERVAL_DEFAULT: &str = "5s";
 pub const HTTP_ADDR_DEFAULT: &str = "0.0.0.0:8080";
 /// Loopback only: it shows counters and rules to whoever asks.
 pub const DEBUG_ADDR_DEFAULT: &str = "127.0.0.1:6070";
-/// About 160 MB when every counter is in use.
+/// About 100 MB when every counter is in use.
 pub const MEMORY_COUNTERS_MAX_DEFAULT: usize = 1_000_000;
 /// Envoy waits 20 ms for the whole answer; this leaves it half.
 pub const STORE_TIMEOUT_DEFAULT: &str = "10ms";

@@ -5,16 +5,15 @@
 //! full a counter makes room for the next: an idle one first, then the one that would be idle
 //! soonest, and a denied one only where every counter of the shard is denied.
 //!
-//! A counter takes about 160 bytes plus what its key has beyond 30 bytes; a sliding window log 16
-//! bytes more per distinct instant.
+//! A counter takes about 100 bytes, however long its key; a sliding window log 16 bytes more per distinct
+//! instant.
 
-use std::hash::RandomState;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::table::{self, Evicted, Table};
+use super::table::{Evicted, Fingerprint, Fingerprints, Table};
 use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError};
 use super::{denies, is_charged, uncharged};
 use crate::algorithm::{self, Demand, Hits, Micros, State};
@@ -27,7 +26,7 @@ const SHARDS: usize = 64;
 #[derive(Debug)]
 pub struct Memory {
     shards: Box<[Mutex<Table>]>,
-    hasher: RandomState,
+    fingerprints: Fingerprints,
     /// The shard that [`Memory::sweep`] looks at next.
     sweep_next: AtomicUsize,
     meter: MemoryMeter,
@@ -40,14 +39,13 @@ impl Memory {
     /// A store of at most about `counters_max` counters.
     #[must_use]
     pub fn new(counters_max: usize, meter: MemoryMeter) -> Self {
-        let hasher = RandomState::new();
         let capacity = counters_max.div_ceil(SHARDS);
         let shards = (0..SHARDS)
-            .map(|_| Mutex::new(Table::new(capacity, hasher.clone())))
+            .map(|_| Mutex::new(Table::new(capacity)))
             .collect();
         Self {
             shards,
-            hasher,
+            fingerprints: Fingerprints::new(),
             sweep_next: AtomicUsize::new(0),
             meter,
         }
@@ -76,15 +74,15 @@ impl Memory {
     /// Decides the request; see [`Store::charge`].
     #[must_use]
     pub fn charge_now(&self, checks: &[Check<'_>], now: Micros) -> Charged {
-        let hashes: SmallVec<[u64; 4]> = checks
+        let keys: SmallVec<[Fingerprint; 4]> = checks
             .iter()
-            .map(|check| table::hash(&self.hasher, check.key.as_bytes()))
+            .map(|check| self.fingerprints.of(check.key.as_bytes()))
             .collect();
-        let mut locked = self.lock_all(&hashes);
+        let mut locked = self.lock_all(&keys);
 
         let mut outcomes = Outcomes::new();
         for (index, check) in checks.iter().enumerate() {
-            let state = state_of(&mut locked, hashes[index], check, now);
+            let state = state_of(&mut locked, keys[index], check, now);
             let state = after_earlier(&checks[..index], &outcomes, check, state, now);
             let outcome = algorithm::check(check.limit, state.as_ref(), now, check.demand);
             outcomes.push(outcome);
@@ -93,14 +91,14 @@ impl Memory {
         let denied = denies(checks, &outcomes);
         for (index, check) in checks.iter().enumerate() {
             if outcomes[index].admitted && !is_charged(check, &outcomes[index], denied) {
-                let state = state_of(&mut locked, hashes[index], check, now);
+                let state = state_of(&mut locked, keys[index], check, now);
                 let state = after_earlier(&checks[..index], &outcomes, check, state, now);
                 outcomes[index] = uncharged(check.limit, state.as_ref(), now);
             }
         }
         for (index, check) in checks.iter().enumerate() {
             if is_charged(check, &outcomes[index], denied) {
-                self.commit(&mut locked, hashes[index], check, now);
+                self.commit(&mut locked, keys[index], check, now);
             }
         }
         Charged {
@@ -112,11 +110,10 @@ impl Memory {
         }
     }
 
-    fn commit(&self, locked: &mut Locked<'_>, hash: u64, check: &Check<'_>, now: Micros) {
+    fn commit(&self, locked: &mut Locked<'_>, key: Fingerprint, check: &Check<'_>, now: Micros) {
         let (limit, hits) = (check.limit, check.demand.hits);
-        let table = shard_of(locked, hash);
-        let key = check.key.as_bytes();
-        let state = match (table.get_mut(hash, key), hits) {
+        let table = shard_of(locked, key);
+        let state = match (table.get_mut(key), hits) {
             (_, Hits::Look) | (None, Hits::Refund(_)) => return,
             (Some(state), _) => {
                 // It is put back below; a bucket is just a cheap stand-in.
@@ -131,7 +128,7 @@ impl Memory {
         let look = algorithm::check(limit, &state, now, Demand::patient(Hits::Look));
         let denied_until = (!look.admitted)
             .then(|| Micros(now.0 + look.retry_after.unwrap_or(look.reset_after).0));
-        if let Some(evicted) = table.put(hash, key, state, limit, now, denied_until) {
+        if let Some(evicted) = table.put(key, state, limit, now, denied_until) {
             self.meter.evicted(match evicted {
                 Evicted::Idle => "idle",
                 Evicted::Counting => "counting",
@@ -141,8 +138,8 @@ impl Memory {
     }
 
     /// Locks each shard once, in order, so that no two requests wait for each other.
-    fn lock_all(&self, hashes: &[u64]) -> Locked<'_> {
-        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|&hash| shard(hash)).collect();
+    fn lock_all(&self, keys: &[Fingerprint]) -> Locked<'_> {
+        let mut numbers: SmallVec<[usize; 4]> = keys.iter().map(|key| key.shard(SHARDS)).collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -168,9 +165,8 @@ impl Store for Memory {
         now: Micros,
     ) -> Result<Vec<Option<State>>, StoreError> {
         let peek = |check: &Check<'_>| {
-            let key = check.key.as_bytes();
-            let hash = table::hash(&self.hasher, key);
-            let mut state = lock(&self.shards[shard(hash)]).get(hash, key)?.clone();
+            let key = self.fingerprints.of(check.key.as_bytes());
+            let mut state = lock(&self.shards[key.shard(SHARDS)]).get(key)?.clone();
             state.advance(check.limit, now);
             Some(state)
         };
@@ -179,8 +175,8 @@ impl Store for Memory {
 
     async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
         let reset = |key: &&CounterKey| {
-            let hash = table::hash(&self.hasher, key.as_bytes());
-            lock(&self.shards[shard(hash)]).remove(hash, key.as_bytes())
+            let key = self.fingerprints.of(key.as_bytes());
+            lock(&self.shards[key.shard(SHARDS)]).remove(key)
         };
         Ok(keys.iter().filter(reset).count())
     }
@@ -205,11 +201,11 @@ impl AsRef<State> for Found<'_> {
 /// unless it is charged, so that a look ahead of time changes nothing.
 fn state_of<'t>(
     locked: &'t mut Locked<'_>,
-    hash: u64,
+    key: Fingerprint,
     check: &Check<'_>,
     now: Micros,
 ) -> Found<'t> {
-    match shard_of(locked, hash).get_mut(hash, check.key.as_bytes()) {
+    match shard_of(locked, key).get_mut(key) {
         Some(state @ State::Log(_)) => {
             state.advance(check.limit, now);
             Found::Kept(state)
@@ -249,16 +245,11 @@ fn after_earlier<'t>(
     state
 }
 
-fn shard_of<'t>(locked: &'t mut Locked<'_>, hash: u64) -> &'t mut Table {
-    let number = shard(hash);
+fn shard_of<'t>(locked: &'t mut Locked<'_>, key: Fingerprint) -> &'t mut Table {
+    let number = key.shard(SHARDS);
     let position = locked.iter().position(|(locked, _)| *locked == number);
-    let position = position.expect("the shards of all hashes are locked");
+    let position = position.expect("the shards of all keys are locked");
     &mut locked[position].1
-}
-
-/// The upper bits: the table itself goes by the lower ones.
-fn shard(hash: u64) -> usize {
-    usize::try_from(hash >> 48).unwrap_or_default() % SHARDS
 }
 
 /// A panic while a shard was locked has left it consistent: states are replaced as a whole.

@@ -3,25 +3,93 @@
 //! Denied counters stand in front of all others, so that room can be made without ever forgetting
 //! a denied key while there is another to forget: forgetting it would let it through.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use indexmap::IndexMap;
-use indexmap::map::raw_entry_v1::{RawEntryApiV1, RawEntryMut};
+use siphasher::sip128::SipHasher13;
 
 use crate::algorithm::{Limit, Micros, State};
 
 /// How many counters are looked at to find the one that matters least.
 const SAMPLE: usize = 8;
 
+type Slots = IndexMap<Fingerprint, Slot, BuildHasherDefault<Taken>>;
+
 /// Counters, by key.
 #[derive(Debug)]
 pub(super) struct Table {
     /// `0..denied` are denied, the rest are not.
-    slots: IndexMap<Box<[u8]>, Slot, RandomState>,
+    slots: Slots,
     denied: usize,
+    /// How many there have been at a time, since memory was given back.
+    touched: usize,
     capacity: usize,
     /// Where the next sample starts.
     hand: usize,
+}
+
+/// What is kept of a counter's key: 128 bits of a hash that is keyed anew in each process. Of a million
+/// counters, two are alike in one of 10^26 processes, whatever clients send, since they don't know the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fingerprint {
+    /// Says the shard, too.
+    high: u64,
+    /// Says the place in the table.
+    low: u64,
+}
+
+/// Makes fingerprints.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fingerprints(SipHasher13);
+
+impl Fingerprints {
+    /// With a key of its own.
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let [high, low] = [0, 1].map(|word| random.hash_one(word));
+        Self(SipHasher13::new_with_keys(high, low))
+    }
+
+    pub(super) fn of(&self, key: &[u8]) -> Fingerprint {
+        let hash = self.0.hash(key);
+        Fingerprint {
+            high: hash.h1,
+            low: hash.h2,
+        }
+    }
+}
+
+impl Fingerprint {
+    /// One of so many shards.
+    pub(super) fn shard(self, shards: usize) -> usize {
+        usize::try_from(self.high >> 48).unwrap_or_default() % shards
+    }
+}
+
+impl Hash for Fingerprint {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.low);
+    }
+}
+
+/// Takes a fingerprint for the hash that it is.
+#[derive(Debug, Default)]
+pub(super) struct Taken(u64);
+
+impl Hasher for Taken {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = word;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// One counter.
@@ -46,10 +114,11 @@ pub(super) enum Evicted {
 }
 
 impl Table {
-    pub(super) fn new(capacity: usize, hasher: RandomState) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self {
-            slots: IndexMap::with_hasher(hasher),
+            slots: reserved(capacity),
             denied: 0,
+            touched: 0,
             capacity: capacity.max(1),
             hand: 0,
         }
@@ -59,31 +128,19 @@ impl Table {
         self.slots.len()
     }
 
-    pub(super) fn get(&self, hash: u64, key: &[u8]) -> Option<&State> {
-        let (_, _, slot) = self
-            .slots
-            .raw_entry_v1()
-            .from_hash_full(hash, |slot| **slot == *key)?;
-        Some(&slot.state)
+    pub(super) fn get(&self, key: Fingerprint) -> Option<&State> {
+        Some(&self.slots.get(&key)?.state)
     }
 
     /// The counter's state, to be changed in place and then confirmed by [`Self::put`].
-    pub(super) fn get_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut State> {
-        match self
-            .slots
-            .raw_entry_mut_v1()
-            .from_hash(hash, |slot| **slot == *key)
-        {
-            RawEntryMut::Occupied(entry) => Some(&mut entry.into_mut().state),
-            RawEntryMut::Vacant(_) => None,
-        }
+    pub(super) fn get_mut(&mut self, key: Fingerprint) -> Option<&mut State> {
+        Some(&mut self.slots.get_mut(&key)?.state)
     }
 
     /// Keeps `state`, making room if there is none; `denied_until` for a key that is denied.
     pub(super) fn put(
         &mut self,
-        hash: u64,
-        key: &[u8],
+        key: Fingerprint,
         state: State,
         limit: &Limit,
         now: Micros,
@@ -95,34 +152,24 @@ impl Table {
             state,
         };
         let mut evicted = None;
-        let found = self.index_of(hash, key);
-        let index = if let Some(index) = found {
-            self.slots[index] = slot;
+        let index = if let Some((index, _, kept)) = self.slots.get_full_mut(&key) {
+            *kept = slot;
             index
         } else {
             if self.slots.len() >= self.capacity {
                 evicted = Some(self.evict(now));
             }
             self.reserve_one();
-            match self
-                .slots
-                .raw_entry_mut_v1()
-                .from_hash(hash, |slot| **slot == *key)
-            {
-                RawEntryMut::Occupied(_) => {}
-                RawEntryMut::Vacant(entry) => {
-                    entry.insert_hashed_nocheck(hash, key.into(), slot);
-                }
-            }
-            self.slots.len() - 1
+            self.touched = self.touched.max(self.slots.len() + 1);
+            self.slots.insert_full(key, slot).0
         };
         self.place(index, denied_until.is_some());
         evicted
     }
 
     /// Forgets the counter.
-    pub(super) fn remove(&mut self, hash: u64, key: &[u8]) -> bool {
-        match self.index_of(hash, key) {
+    pub(super) fn remove(&mut self, key: Fingerprint) -> bool {
+        match self.slots.get_index_of(&key) {
             Some(index) => {
                 self.remove_at(index);
                 true
@@ -143,16 +190,10 @@ impl Table {
                 self.place(index, false);
             }
         }
-        if self.slots.len() < self.slots.capacity() / 4 {
-            self.slots.shrink_to(self.slots.len() * 2);
+        if self.touched >= WORTH_GIVING_BACK && self.slots.len() < self.touched / 4 {
+            self.give_back();
         }
         before - self.slots.len()
-    }
-
-    fn index_of(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        self.slots
-            .raw_entry_v1()
-            .index_from_hash(hash, |slot| **slot == *key)
     }
 
     /// Moves the counter to its part of the table.
@@ -210,6 +251,14 @@ impl Table {
         evicted
     }
 
+    /// Moves what is left to memory that nobody has touched yet.
+    fn give_back(&mut self) {
+        let mut slots = reserved(self.capacity);
+        slots.extend(self.slots.drain(..));
+        self.touched = slots.len();
+        self.slots = slots;
+    }
+
     /// Grows by an eighth at a time rather than to twice the size: memory is what is bounded here.
     fn reserve_one(&mut self) {
         if self.slots.len() == self.slots.capacity() {
@@ -218,6 +267,17 @@ impl Table {
         }
     }
 }
+
+/// Room for so many. What is reserved takes memory only when it is touched, and is never copied to grow.
+fn reserved(capacity: usize) -> Slots {
+    IndexMap::with_capacity_and_hasher(capacity.min(RESERVED_MAX), BuildHasherDefault::default())
+}
+
+/// A million counters in 64 shards: some 100 MB of addresses. More grows as it is needed.
+const RESERVED_MAX: usize = 16_384;
+
+/// Below it, there is next to nothing to be had.
+const WORTH_GIVING_BACK: usize = 256;
 
 /// How long an idle counter is kept all the same: a clock that steps back by less finds it.
 fn slack(limit: &Limit) -> u64 {
@@ -235,8 +295,4 @@ fn hits(state: &State) -> u64 {
         State::Log(log) => log.hits(),
         State::Bucket(_) => 0,
     }
-}
-
-pub(super) fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
-    hasher.hash_one(key)
 }

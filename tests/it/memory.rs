@@ -228,17 +228,18 @@ fn memory_stays_within_its_bound() {
 
 fn fill_the_store() {
     const COUNTERS: usize = 250_000;
+    let before = resident_bytes();
     let (memory, _telemetry) = store(COUNTERS);
     let limit = limit(Policy::TokenBucket { burst: 5 }, 5, Unit::Day);
     let name = |number: usize| format!("{number:015}");
     assert_eq!(key(&name(0), &limit).as_bytes().len(), 30);
-    let before = resident_bytes();
     for number in 0..3 * COUNTERS {
         assert!(is_ok(&memory, &name(number), &limit, START));
     }
     let per_counter = (resident_bytes() - before) / memory.len();
     assert!(memory.len() <= COUNTERS + 64);
-    assert!(per_counter <= 200, "{per_counter} bytes a counter");
+    // The allocator without optimization touches what is only reserved, its rounding included.
+    assert!(per_counter <= 150, "{per_counter} bytes a counter");
 }
 
 fn resident_bytes() -> usize {
