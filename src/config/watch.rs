@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -151,9 +151,12 @@ async fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
 
 /// The folders, those that they or files are in, and those that symlinks lead to.
 fn watch_folders(paths: &[PathBuf], notify: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
-    let on_event = move |_event| {
-        // One that waits stands for all.
-        let _already_notified = notify.try_send(());
+    let on_event = move |event: notify::Result<Event>| {
+        // Looking at a folder is an event as well, which must not make us look again.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            // One that waits stands for all.
+            let _already_notified = notify.try_send(());
+        }
     };
     let mut watcher = match notify::recommended_watcher(on_event) {
         Ok(watcher) => watcher,

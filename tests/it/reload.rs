@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -241,12 +243,10 @@ async fn a_hangup_loads_the_rules_anew() {
     let file = server.config.path().join("rules.yaml");
     fs::write(file, rules(20)).unwrap();
     let mut client = server.client().await;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     assert_eq!(ask(&mut client).await.1, 10);
     let process = std::process::id().to_string();
-    let hangup = std::process::Command::new("kill")
-        .args(["-HUP", &process])
-        .status();
+    let hangup = Command::new("kill").args(["-HUP", &process]).status();
     assert!(hangup.unwrap().success());
     wait_until("it is loaded", || reloads(&server, "loaded") == "1");
     assert_eq!(ask(&mut client).await.1, 20);
@@ -270,4 +270,29 @@ async fn a_set_that_changes_while_it_is_read_is_read_again() {
     wait_until("it is loaded", || reloads(&server, "loaded") == "1");
     assert_eq!(reloads(&server, "refused"), "0");
     assert_eq!(ask(&mut server.client().await).await.1, 30);
+}
+
+/// Watching costs nothing while nothing changes.
+#[test]
+fn an_idle_server_is_idle() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("rules.yaml"), rules(10)).unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_comporta"));
+    server.arg("--config").arg(folder.path());
+    for flag in ["--grpc-addr", "--http-addr", "--debug-addr"] {
+        server.args([flag, "127.0.0.1:0"]);
+    }
+    let mut server = server.stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", server.id())).unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    // User and system time, in hundredths of a second.
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    let times = fields.split(' ').skip(11).take(2);
+    let used: u32 = times.map(|time| time.parse::<u32>().unwrap()).sum();
+    assert!(
+        used < 100,
+        "{used} hundredths of a second of CPU time in 3 s"
+    );
 }
