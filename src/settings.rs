@@ -155,10 +155,6 @@ pub struct Settings {
     )]
     pub store: Hidden,
 
-    /// What is said to Redis.
-    #[command(flatten)]
-    pub redis: RedisSettings,
-
     /// Counters that the memory store keeps at most; beyond it the least important make room
     #[arg(long, value_name = "N", env = "COMPORTA_MEMORY_COUNTERS_MAX", default_value_t = MEMORY_COUNTERS_MAX_DEFAULT)]
     pub memory_counters_max: usize,
@@ -183,10 +179,6 @@ pub struct Settings {
     /// Instances that share the limits; the failure mode `local` divides by it
     #[arg(long, value_name = "N", env = "COMPORTA_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub replicas: u32,
-
-    /// How gRPC is served.
-    #[command(flatten)]
-    pub grpc: GrpcSettings,
 
     /// Where /healthcheck, /json and /metrics are served
     #[arg(long, value_name = "ADDR", env = "COMPORTA_HTTP_ADDR", default_value = HTTP_ADDR_DEFAULT)]
@@ -294,6 +286,15 @@ pub struct Settings {
         default_value = "auto"
     )]
     pub log_format: LogFormat,
+
+    // Groups come last: clap puts whatever follows one under its heading.
+    /// How gRPC is served.
+    #[command(flatten)]
+    pub grpc: GrpcSettings,
+
+    /// What is said to Redis.
+    #[command(flatten)]
+    pub redis: RedisSettings,
 }
 
 /// A text that no debug output shows, because it is a password or may hold one.
