@@ -3,6 +3,7 @@
 //! A request reads the clock once and passes the instant on. Windows are aligned to the Unix epoch,
 //! so this is wall-clock time; what happens when it steps is `algorithm`'s business.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -44,6 +45,12 @@ impl Clock {
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 pub fn instant() -> Instant {
     Instant::now()
+}
+
+/// How much, from 0 to 255, a wait should differ from others that begin at the same time.
+#[must_use]
+pub fn jitter() -> u8 {
+    RandomState::new().hash_one(()).to_le_bytes()[0]
 }
 
 /// A clock for tests. Clones share their time.

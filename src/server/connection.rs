@@ -1,6 +1,5 @@
 //! The life of a gRPC connection: handshake, calls, and an end that no call in flight notices.
 
-use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use tower::ServiceExt;
 use super::listener::Socket;
 use super::stop_signal;
 use super::tls::Tls;
+use crate::clock::jitter;
 use crate::settings::GrpcSettings;
 use crate::telemetry::{ConnectionMeter, Telemetry};
 
@@ -119,8 +119,7 @@ async fn grow_old(age_max: Duration) {
     if age_max.is_zero() {
         return std::future::pending().await;
     }
-    let jitter = u32::from(RandomState::new().hash_one(()).to_le_bytes()[0]);
-    tokio::time::sleep(age_max * 9 / 10 + age_max / 5 * jitter / 255).await;
+    tokio::time::sleep(age_max * 9 / 10 + age_max / 5 * u32::from(jitter()) / 255).await;
 }
 
 fn log_end(ended: hyper::Result<()>) {

@@ -1,7 +1,6 @@
 //! A server, as all runtimes know it: whether it is asked at present, and the probes while it is not.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +17,7 @@ use super::pool::Manager;
 use super::script::{Ask, Call};
 use super::slots::{Slot, slot_of};
 use crate::algorithm::{Demand, Hits, Limit, Policy, Unit};
-use crate::clock::instant;
+use crate::clock::{instant, jitter};
 use crate::store::{Check, CounterKey, Role, StoreError};
 use crate::telemetry::NodeMeter;
 
@@ -265,10 +264,6 @@ impl fmt::Debug for Node {
             .field("state", &self.state())
             .finish_non_exhaustive()
     }
-}
-
-fn jitter() -> u8 {
-    RandomState::new().hash_one(()).to_le_bytes()[0]
 }
 
 /// One name in 16 384 is in a given slot of a cluster; with so many, all but surely one of them is.
