@@ -319,6 +319,11 @@ impl Telemetry {
         }
     }
 
+    /// No configuration is in force yet.
+    pub fn config_awaited(&self) {
+        gauge(&self.recorder, CONFIG_RULES, vec![]).set(0);
+    }
+
     /// A configuration is in force since then.
     pub fn config_loaded(&self, rules: usize, now: Micros) {
         let rules = u32::try_from(rules).unwrap_or(u32::MAX);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use indexmap::IndexMap;
 
 use super::error::{Oddity, Position, Problem};
-use super::findings::{At, Findings};
+use super::findings::{At, Document, Findings};
 use super::matcher::{CountBy, Node, composite_key};
 use super::raw::{RawDescriptor, RawLimit, step};
 use super::yaml::shorten;
@@ -49,14 +49,14 @@ struct Compiler<'f> {
     /// The names that rules of the domain have.
     names: HashSet<String>,
     /// The names that rules of the domain replace.
-    replaced: Vec<(Arc<str>, At<String>)>,
+    replaced: Vec<(Document, At<String>)>,
 }
 
 /// The descriptors of a level so far, by composite key.
 type Origins = IndexMap<String, Origin>;
 
 struct Origin {
-    file: Arc<str>,
+    file: Document,
     at: Position,
     key: String,
     value: String,
@@ -91,9 +91,7 @@ impl Compiler<'_> {
         let composite = composite_key(&raw.key, &raw.value);
         let Some(node) = parent.insert(&raw.key, &raw.value) else {
             let first = origins.get(&composite);
-            let first = first.map_or(String::new(), |first| {
-                format!("{}:{}", first.file, first.at.line)
-            });
+            let first = first.map_or(String::new(), |first| first.file.line(first.at));
             let problem = Problem::DuplicateDescriptor { first };
             return self.findings.error(&raw.file, raw.at, problem);
         };
@@ -179,7 +177,7 @@ impl Compiler<'_> {
             failure_mode: raw.failure_mode.as_ref().map(|mode| mode.value),
             metadata: raw.metadata.as_ref().map(|metadata| metadata.value.clone()),
             series_by,
-            origin: format!("{}:{}", raw.file, raw.at.line),
+            origin: raw.file.line(raw.at),
             meter: OnceLock::new(),
             value_meters: ValueMeters::default(),
         })

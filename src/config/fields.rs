@@ -1,10 +1,9 @@
 //! One map of the document, key by key: which keys there may be, and of what kind their values are.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use super::error::{Position, Problem};
-use super::findings::{At, Findings};
+use super::findings::{At, Document, Findings};
 use super::raw::any_of;
 use super::yaml::{Map, Node, Scalar, Value, shorten};
 
@@ -65,7 +64,7 @@ const GRAMMAR: [(&str, &[&str]); 6] = [
 
 /// A map that is being read.
 pub(super) struct Fields<'n, 'f> {
-    file: &'n Arc<str>,
+    file: &'n Document,
     map: &'n Map,
     at: Position,
     within: &'static str,
@@ -75,7 +74,7 @@ pub(super) struct Fields<'n, 'f> {
 impl<'n, 'f> Fields<'n, 'f> {
     /// Reads `node`, which must be a map, and reports the keys that it should not have.
     pub(super) fn new(
-        file: &'n Arc<str>,
+        file: &'n Document,
         node: &'n Node,
         within: &'static str,
         findings: &'f mut Findings,
@@ -96,7 +95,7 @@ impl<'n, 'f> Fields<'n, 'f> {
 
     /// The same map again, once its keys have been reported.
     pub(super) fn checked(
-        file: &'n Arc<str>,
+        file: &'n Document,
         node: &'n Node,
         within: &'static str,
         findings: &'f mut Findings,

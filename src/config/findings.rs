@@ -1,5 +1,6 @@
 //! What reading rules brings to light: every error and every oddity, with its place.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::error::{ConfigError, Oddity, Place, Position, Problem, Warning};
@@ -12,6 +13,45 @@ pub(super) struct Findings {
     path: Vec<String>,
 }
 
+/// What rules were read from, by name.
+#[derive(Clone, Debug)]
+pub(super) enum Document {
+    /// A file, in which everything has a line.
+    File(Arc<str>),
+    /// A value that another program made; nobody has ever seen a line of it.
+    Resource(Arc<str>),
+}
+
+impl Document {
+    /// For a person: where something is, to the line.
+    pub(super) fn line(&self, at: Position) -> String {
+        match self {
+            Self::File(name) => format!("{name}:{}", at.line),
+            Self::Resource(name) => name.to_string(),
+        }
+    }
+
+    fn place(&self, at: Position, path: String) -> Place {
+        let (name, position) = match self {
+            Self::File(name) => (name, Some(at)),
+            Self::Resource(name) => (name, None),
+        };
+        Place {
+            file: name.clone(),
+            position,
+            path,
+        }
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(name) | Self::Resource(name) => f.write_str(name),
+        }
+    }
+}
+
 /// A value, and where it is written.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
@@ -20,17 +60,17 @@ pub(super) struct At<T> {
 }
 
 impl Findings {
-    pub(super) fn error(&mut self, file: &Arc<str>, at: Position, problem: impl Into<Problem>) {
+    pub(super) fn error(&mut self, file: &Document, at: Position, problem: impl Into<Problem>) {
         let error = ConfigError {
-            place: self.place(file, at),
+            place: file.place(at, self.path.join(", ")),
             problem: problem.into(),
         };
         self.errors.push(error);
     }
 
-    pub(super) fn warn(&mut self, file: &Arc<str>, at: Position, oddity: Oddity) {
+    pub(super) fn warn(&mut self, file: &Document, at: Position, oddity: Oddity) {
         let warning = Warning {
-            place: self.place(file, at),
+            place: file.place(at, self.path.join(", ")),
             oddity,
         };
         self.warnings.push(warning);
@@ -68,14 +108,6 @@ impl Findings {
         } else {
             self.errors.sort_by_key(|error| key(&error.place));
             Err(self.errors)
-        }
-    }
-
-    fn place(&self, file: &Arc<str>, at: Position) -> Place {
-        Place {
-            file: file.clone(),
-            position: Some(at),
-            path: self.path.join(", "),
         }
     }
 }

@@ -13,6 +13,7 @@ mod metadata;
 pub mod parse;
 mod raw;
 pub mod report;
+pub mod resource;
 pub mod watch;
 mod yaml;
 
@@ -32,9 +33,24 @@ pub struct Config {
     /// By name, as bytes: a request's domain need not be UTF-8.
     domains: HashMap<Box<[u8]>, Domain>,
     warnings: Vec<Warning>,
+    is_awaited: bool,
 }
 
 impl Config {
+    /// What stands in for the rules until there are any.
+    pub(crate) fn awaited() -> Self {
+        Self {
+            is_awaited: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether nobody knows yet which domains there are.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.is_awaited
+    }
+
     /// The domain of that name.
     #[must_use]
     pub fn domain(&self, name: &[u8]) -> Option<&Domain> {

@@ -8,8 +8,9 @@ use indexmap::IndexMap;
 use super::compile;
 use super::error::{ConfigError, Oddity, Problem};
 use super::files::Source;
-use super::findings::{At, Findings};
+use super::findings::{At, Document, Findings};
 use super::raw::{self, RawConfig};
+use super::resource::Resource;
 use super::yaml::shorten;
 use super::{ChargeDenied, Config, Domain, Enforcement, HeaderProfile, Overrides};
 use crate::algorithm::Algorithm;
@@ -34,11 +35,35 @@ pub const LOG_ENTRIES_MAX_DEFAULT: u32 = 10_000;
 /// Reads rules. Either all of them are right, or the result is everything that is wrong.
 pub fn parse(sources: &[Source], options: ParseOptions) -> Result<Config, Vec<ConfigError>> {
     let mut findings = Findings::default();
-    let mut files: IndexMap<String, Vec<RawConfig>> = IndexMap::new();
+    let mut files = Vec::new();
     for source in sources {
-        let Some(raw) = raw::read(&source.name, &source.text, &mut findings) else {
-            continue;
-        };
+        let file = Document::File(source.name.clone());
+        files.extend(raw::read(&file, &source.text, &mut findings));
+    }
+    build(files, options, findings)
+}
+
+/// The same of rules that came over xDS. They are merged in the order of the resources, too.
+pub fn parse_resources(
+    resources: &[Resource],
+    options: ParseOptions,
+) -> Result<Config, Vec<ConfigError>> {
+    let mut findings = Findings::default();
+    let mut raw = Vec::new();
+    for resource in resources {
+        let document = Document::Resource(resource.name.clone());
+        raw.extend(raw::read_value(&document, &resource.rules, &mut findings));
+    }
+    build(raw, options, findings)
+}
+
+fn build(
+    raw: Vec<RawConfig>,
+    options: ParseOptions,
+    mut findings: Findings,
+) -> Result<Config, Vec<ConfigError>> {
+    let mut files: IndexMap<String, Vec<RawConfig>> = IndexMap::new();
+    for raw in raw {
         let of_domain = files.entry(raw.domain.value.clone()).or_default();
         if let Some(first) = of_domain.first()
             && !options.merge_domains
@@ -59,7 +84,11 @@ pub fn parse(sources: &[Source], options: ParseOptions) -> Result<Config, Vec<Co
         domains.insert(name.into_bytes().into(), domain);
     }
     let warnings = findings.finish()?;
-    Ok(Config { domains, warnings })
+    Ok(Config {
+        domains,
+        warnings,
+        is_awaited: false,
+    })
 }
 
 fn domain(
@@ -82,7 +111,10 @@ fn domain(
         file.max_log_entries.as_ref()
     });
     let hash_tag = agreed("hash_tag", &files, findings, |file| file.hash_tag.as_ref());
-    if let (None, Some(first)) = (failure_mode, files.first()) {
+    // A resource has no place to write one.
+    if let (None, Some(first)) = (failure_mode, files.first())
+        && matches!(first.file, Document::File(_))
+    {
         findings.warn(&first.file, first.domain.at, Oddity::NoFailureMode);
     }
 

@@ -4,15 +4,15 @@
 //! `parse`'s business.
 
 use std::fmt::Display;
-use std::sync::Arc;
 
 use serde_json::{Map as JsonMap, Value as Json};
 
 use super::error::{Position, Problem};
 use super::fields::Fields;
-use super::findings::{At, Findings};
+use super::findings::{At, Document, Findings};
 use super::matcher::IpPrefix;
 use super::metadata;
+use super::resource;
 use super::yaml::{self, Node, Value, shorten};
 use super::{Delay, FailureMode, HeaderProfile};
 use crate::algorithm::{Algorithm, Unit};
@@ -20,7 +20,7 @@ use crate::algorithm::{Algorithm, Unit};
 /// One file.
 #[derive(Debug)]
 pub(super) struct RawConfig {
-    pub(super) file: Arc<str>,
+    pub(super) file: Document,
     pub(super) domain: At<String>,
     pub(super) failure_mode: Option<At<FailureMode>>,
     pub(super) headers: Option<At<HeaderProfile>>,
@@ -33,7 +33,7 @@ pub(super) struct RawConfig {
 
 #[derive(Debug)]
 pub(super) struct RawDescriptor {
-    pub(super) file: Arc<str>,
+    pub(super) file: Document,
     pub(super) at: Position,
     pub(super) key: String,
     /// Empty stands for every value.
@@ -76,7 +76,7 @@ const LOG_ENTRIES_MAX: u32 = 1_000_000;
 const PREFIX_DEFAULT: IpPrefix = IpPrefix { ipv4: 32, ipv6: 64 };
 
 /// Reads one file; none if there is no domain to speak of.
-pub(super) fn read(file: &Arc<str>, text: &str, findings: &mut Findings) -> Option<RawConfig> {
+pub(super) fn read(file: &Document, text: &str, findings: &mut Findings) -> Option<RawConfig> {
     let mut faults = Vec::new();
     let root = yaml::read(text, &mut faults);
     let is_broken = root.is_none() && !faults.is_empty();
@@ -93,7 +93,22 @@ pub(super) fn read(file: &Arc<str>, text: &str, findings: &mut Findings) -> Opti
     }
 }
 
-fn read_root(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Option<RawConfig> {
+/// The same of rules that are no text.
+pub(super) fn read_value(
+    resource: &Document,
+    rules: &Json,
+    findings: &mut Findings,
+) -> Option<RawConfig> {
+    match resource::tree(rules) {
+        Ok(node) => read_root(resource, &node, findings),
+        Err(problem) => {
+            findings.error(resource, Position::default(), problem);
+            None
+        }
+    }
+}
+
+fn read_root(file: &Document, node: &Node, findings: &mut Findings) -> Option<RawConfig> {
     let mut fields = Fields::new(file, node, "the document", findings)?;
     let domain = match fields.text("domain") {
         Some(domain) if domain.value.is_empty() => {
@@ -136,7 +151,7 @@ fn read_root(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Option<Ra
 }
 
 fn read_descriptors(
-    file: &Arc<str>,
+    file: &Document,
     nodes: &[Node],
     findings: &mut Findings,
 ) -> Vec<RawDescriptor> {
@@ -144,7 +159,7 @@ fn read_descriptors(
     nodes.iter().filter_map(read).collect()
 }
 
-fn read_descriptor(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Option<RawDescriptor> {
+fn read_descriptor(file: &Document, node: &Node, findings: &mut Findings) -> Option<RawDescriptor> {
     let mut fields = Fields::new(file, node, "a descriptor", findings)?;
     let key = match fields.text("key") {
         Some(key) if key.value.is_empty() => fields.fail(key.at, Problem::EmptyText("key")),
@@ -209,7 +224,7 @@ fn ip_prefix(fields: &mut Fields<'_, '_>) -> Option<At<IpPrefix>> {
 }
 
 /// `rate_limit` takes one limit, or a list of them.
-fn read_limits(file: &Arc<str>, node: &Node, findings: &mut Findings) -> Vec<RawLimit> {
+fn read_limits(file: &Document, node: &Node, findings: &mut Findings) -> Vec<RawLimit> {
     let nodes = match &node.value {
         Value::List(nodes) => nodes.as_slice(),
         _ => std::slice::from_ref(node),

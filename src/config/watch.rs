@@ -99,6 +99,9 @@ impl Watch {
             Ok(sources) if sources == self.seen.sources => self.live.confirm(),
             Ok(sources) => match self.parse(sources.clone()).await {
                 Ok(config) => {
+                    for warning in config.warnings() {
+                        tracing::warn!("{warning}");
+                    }
                     self.live.replace(config);
                     self.seen.sources = sources;
                 }

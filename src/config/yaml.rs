@@ -15,11 +15,11 @@ use serde_saphyr::granit_parser::{
 use super::error::{Position, Problem};
 
 /// How deep lists and maps may be nested. Rules are nested as deep as descriptors have entries.
-const DEPTH_MAX: usize = 100;
+pub(super) const DEPTH_MAX: usize = 100;
 
 /// Scalars, lists and maps in a document, with aliases counted as what they stand for. Some 300 000
 /// rules; beyond it, a few lines of aliases of aliases would fill the memory.
-const NODES_MAX: usize = 4_000_000;
+pub(super) const NODES_MAX: usize = 4_000_000;
 
 /// A part of a document.
 #[derive(Clone, Debug)]

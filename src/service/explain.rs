@@ -66,6 +66,9 @@ impl<S: Store> Service<S> {
         let config = self.config.current();
         let name = printable(&request.domain);
         let Some(domain) = config.domain(&request.domain) else {
+            if config.is_awaited() {
+                return Err(Refusal::NoRules);
+            }
             return Ok(Explanation {
                 domain: name,
                 domain_exists: false,

@@ -66,6 +66,9 @@ pub enum Refusal {
     /// The caller is at fault.
     #[error("{0}")]
     Invalid(#[from] InvalidRequest),
+    /// No rules have come yet, so nobody knows whether the domain has a limit.
+    #[error("no rules have come yet")]
+    NoRules,
     /// The store is unavailable, and the failure mode is `error`.
     #[error("{0}, and the failure mode is `error`")]
     Unavailable(StoreError),
@@ -102,6 +105,9 @@ impl<S: Store> Service<S> {
         let begun = clock::instant();
         let config = self.config.current();
         let Some(domain) = config.domain(&request.domain) else {
+            if config.is_awaited() {
+                return Err(Refusal::NoRules);
+            }
             self.telemetry.unknown_domain();
             return Ok(Decision::no_limit(request.descriptors.len()));
         };

@@ -74,7 +74,7 @@ async fn healthcheck<S: Store>(State(port): State<Arc<Port<S>>>) -> Response {
     if port.readiness.get() {
         (StatusCode::OK, "OK").into_response()
     } else {
-        (StatusCode::INTERNAL_SERVER_ERROR, "shutting down").into_response()
+        (StatusCode::INTERNAL_SERVER_ERROR, "not ready").into_response()
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
 pub(super) fn refused(refusal: &Refusal) -> Response {
     let status = match refusal {
         Refusal::Invalid(_) => StatusCode::BAD_REQUEST,
-        Refusal::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::NoRules | Refusal::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, format!("{refusal}\n")).into_response()
 }

@@ -34,7 +34,7 @@ mod proto {
 fn status(refusal: &Refusal) -> Status {
     match refusal {
         Refusal::Invalid(invalid) => invalid_argument(invalid),
-        Refusal::Unavailable(_) => Status::unavailable(refusal.to_string()),
+        Refusal::NoRules | Refusal::Unavailable(_) => Status::unavailable(refusal.to_string()),
     }
 }
 
