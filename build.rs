@@ -20,6 +20,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .include_file("proto.rs")
         .codec_path("crate::transport::codec::RlsCodec")
         .compile_fds(definitions)?;
+
+    let xds = [
+        "envoy/service/discovery/v3/ads.proto",
+        "ratelimit/config/ratelimit/v3/rls_conf.proto",
+    ];
+    // In a folder of their own: both have types of envoy.config.core.v3.
+    let out = out.join("xds");
+    std::fs::create_dir_all(&out)?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .out_dir(&out)
+        .include_file("proto.rs")
+        .compile_fds(protox::compile(xds, ["proto"])?)?;
     Ok(())
 }
 

@@ -7,7 +7,8 @@
 //! against the rules of [`config`], and makes a [`store::Check`] of every limit that applies. The
 //! [`store`] checks all of them, then charges all or none, by the arithmetic of [`algorithm`];
 //! where it has no answer, [`failure`] has one. [`response`] folds the outcomes into a decision,
-//! and [`transport`] writes it. [`server`] puts it all together, as [`settings`] say.
+//! and [`transport`] writes it. Rules come from files, or over [`xds`]. [`server`] puts it all
+//! together, as [`settings`] say.
 //!
 //! # What holds everywhere
 //!
@@ -31,6 +32,7 @@ pub mod request;
 pub mod service;
 
 pub mod config;
+pub mod xds;
 
 pub mod algorithm;
 pub mod store;

@@ -108,9 +108,10 @@ fn serve(settings: Settings, profile: Profile, without_meaning: &[&str]) -> Exit
             complain(&error.to_string());
             match error {
                 ServeError::Config(_) => ExitCode::from(EXIT_CONFIG),
-                ServeError::Store(_) | ServeError::Tls(_) | ServeError::Traces(_) => {
-                    ExitCode::from(EXIT_SETTINGS)
-                }
+                ServeError::Store(_)
+                | ServeError::Xds(_)
+                | ServeError::Tls(_)
+                | ServeError::Traces(_) => ExitCode::from(EXIT_SETTINGS),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -8,6 +8,7 @@ mod connection;
 mod http;
 mod listener;
 mod options;
+mod rules;
 mod store;
 mod tls;
 mod workers;
@@ -16,13 +17,15 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use connection::Connections;
 use listener::{Listener, UnixSocket, bind_unix};
-use options::{bounds, failure_mode, options, parse_options};
+use options::{bounds, options, parse_options};
+use rules::Rules;
 use store::Stores;
 use tls::{Tls, TlsError, TlsFiles};
 use tokio::net::TcpListener;
@@ -34,9 +37,8 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use workers::Workers;
 
 use crate::clock::Clock;
-use crate::config::files::{self, Source, Stamp};
+use crate::config::files;
 use crate::config::parse::parse;
-use crate::config::watch::Watch;
 use crate::config::{Config, ConfigError, FailureMode, Live, report};
 use crate::failure::Fallback;
 use crate::request::Bounds;
@@ -50,6 +52,7 @@ use crate::store::redis::url::{StoreUrl, UrlError};
 use crate::telemetry::{Telemetry, Traces};
 use crate::transport::http::Readiness;
 use crate::transport::{self, debug, rls};
+use crate::xds::XdsError;
 
 /// How often the next part of the memory store is swept.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(100);
@@ -63,6 +66,9 @@ pub enum ServeError {
     /// There is no such store.
     #[error("--store: {0}")]
     Store(#[from] UrlError),
+    /// The xDS server can't be asked like this.
+    #[error("{0}")]
+    Xds(#[from] XdsError),
     /// A port can't be had.
     #[error("can't listen on {addr} for {what}: {source}")]
     Bind {
@@ -101,9 +107,7 @@ pub struct Server {
     settings: Settings,
     store_url: StoreUrl,
     config: Arc<Live>,
-    /// What it was made of.
-    stamps: Vec<Stamp>,
-    sources: Vec<Source>,
+    rules: Rules,
     telemetry: Arc<Telemetry>,
     clock: Clock,
     grpc: TcpListener,
@@ -144,20 +148,16 @@ pub fn load(settings: &ConfigSettings) -> Result<Config, Vec<ConfigError>> {
 }
 
 impl Server {
-    /// Loads the rules and takes the ports.
+    /// Loads the rules, if they are in files, and takes the ports.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServeError> {
         let store_url = StoreUrl::parse(&settings.store.0)?;
         tracing::info!(store = %store_url, "counters");
-        let stamps = files::stamps(&settings.config.paths);
-        let sources = files::read(&settings.config.paths).map_err(ServeError::Config)?;
-        let config = parse(&sources, parse_options(&settings.config.reading));
-        let config = config.map_err(ServeError::Config)?;
         let telemetry = Arc::new(if settings.ratelimit_metrics {
             Telemetry::with_legacy_names()
         } else {
             Telemetry::new()
         });
-        log_domains(&config, failure_mode(settings.failure_mode));
+        let (config, rules) = Rules::new(&settings, clock.clone(), &telemetry)?;
         Ok(Self {
             grpc_tls: grpc_tls(&settings.grpc)?,
             http_tls: http_tls(&settings)?,
@@ -174,9 +174,8 @@ impl Server {
                 None => None,
             },
             debug: bind("the debug port", settings.debug_addr).await?,
-            config: Arc::new(Live::new(config, clock.clone(), telemetry.clone())),
-            stamps,
-            sources,
+            config,
+            rules,
             telemetry,
             clock,
             store_url,
@@ -199,8 +198,7 @@ impl Server {
             settings,
             store_url,
             config,
-            stamps,
-            sources,
+            rules,
             telemetry,
             clock,
             grpc,
@@ -235,18 +233,11 @@ impl Server {
         let http_router = answers.http(readiness.clone());
         let debug_router = answers.debug(config.clone(), drill);
 
-        let watch = Watch::new(
-            settings.config.paths.clone(),
-            parse_options(&settings.config.reading),
-            config.clone(),
-            stamps,
-            sources,
-        );
         let hangups = hangups().map_err(ServeError::Start)?;
         let mut background = JoinSet::new();
         background.spawn(sweep(stores.in_memory, clock));
         background.spawn(greet(stores.redis));
-        background.spawn(watch.run(settings.reload_interval, hangups));
+        background.spawn(rules.run(settings.reload_interval, hangups));
         for tls in [&grpc_tls, &http_tls].into_iter().flatten() {
             background.spawn(tls.clone().renew());
         }
@@ -266,11 +257,22 @@ impl Server {
             serving.spawn(http::serve(metrics, None, only_metrics, stopped.clone()));
         }
         serving.spawn(http::serve(debug, None, debug_router, stopped));
-        rls::report_health(&health_reporter, true).await;
-        readiness.set(true);
-        tracing::info!("ready");
 
-        let asked = shutdown.await;
+        let mut shutdown = pin!(shutdown);
+        let is_enough = async {
+            if !settings.xds.start_without_rules {
+                config.loaded().await;
+            }
+        };
+        let asked = tokio::select! {
+            asked = shutdown.as_mut() => asked,
+            () = is_enough => {
+                rls::report_health(&health_reporter, true).await;
+                readiness.set(true);
+                tracing::info!("ready");
+                shutdown.await
+            }
+        };
         readiness.set(false);
         rls::report_health(&health_reporter, false).await;
         if asked == Stop::Announced && !settings.drain_delay.is_zero() {

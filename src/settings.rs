@@ -5,6 +5,7 @@
 pub mod envoyproxy;
 mod grpc;
 mod redis;
+mod xds;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use clap::{Args, ValueEnum};
 
 pub use grpc::GrpcSettings;
 pub use redis::RedisSettings;
+pub use xds::XdsSettings;
 
 /// Where rules are looked for; relative to the working directory.
 pub const CONFIG_DEFAULT: &str = "config";
@@ -295,6 +297,10 @@ pub struct Settings {
     /// What is said to Redis.
     #[command(flatten)]
     pub redis: RedisSettings,
+
+    /// Where rules come from instead.
+    #[command(flatten)]
+    pub xds: XdsSettings,
 }
 
 /// A text that no debug output shows, because it is a password or may hold one.

@@ -22,7 +22,7 @@ pub use self::traces::{CallSpan, Traces};
 use crate::algorithm::Micros;
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 24] = [
+pub const METRICS: [(&str, &str); 25] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (
@@ -36,6 +36,10 @@ pub const METRICS: [(&str, &str); 24] = [
     (
         CONFIG_REFUSED,
         "1 while the rules that were read last are not in force because they are wrong.",
+    ),
+    (
+        XDS_CONNECTED,
+        "1 while there is a stream to the xDS server that rules come from.",
     ),
     (REQUESTS, "Requests answered, by overall code."),
     (
@@ -105,6 +109,7 @@ const CONFIG_RULES: &str = "comporta_config_rules";
 const CONFIG_LOADED: &str = "comporta_config_loaded_timestamp_seconds";
 const CONFIG_RELOADS: &str = "comporta_config_reloads_total";
 const CONFIG_REFUSED: &str = "comporta_config_refused";
+const XDS_CONNECTED: &str = "comporta_xds_connected";
 const REQUESTS: &str = "comporta_requests_total";
 const INVALID_REQUESTS: &str = "comporta_invalid_requests_total";
 const UNKNOWN_DOMAIN: &str = "comporta_unknown_domain_total";
@@ -165,6 +170,10 @@ pub struct ConnectionMeter {
     open: Gauge,
     handshakes_failed: Counter,
 }
+
+/// The metric of the server that rules come from.
+#[derive(Debug)]
+pub struct XdsMeter(Gauge);
 
 /// The metrics of counters in memory.
 #[derive(Clone, Debug)]
@@ -319,6 +328,12 @@ impl Telemetry {
         }
     }
 
+    /// The meter of the server that rules come from.
+    #[must_use]
+    pub fn xds(&self) -> XdsMeter {
+        XdsMeter(gauge(&self.recorder, XDS_CONNECTED, vec![]))
+    }
+
     /// No configuration is in force yet.
     pub fn config_awaited(&self) {
         gauge(&self.recorder, CONFIG_RULES, vec![]).set(0);
@@ -461,6 +476,13 @@ impl ConnectionMeter {
     /// A connection was closed before it was of use.
     pub(crate) fn handshake_failed(&self) {
         self.handshakes_failed.increment(1);
+    }
+}
+
+impl XdsMeter {
+    /// There is a stream, or not.
+    pub(crate) fn set_connected(&self, is_connected: bool) {
+        self.0.set(f64::from(u8::from(is_connected)));
     }
 }
 

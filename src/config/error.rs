@@ -104,6 +104,18 @@ pub enum Problem {
     #[error("the tag {0} means nothing here; delete it")]
     UnknownTag(String),
 
+    /// Not a set of rules.
+    #[error("is a `{found}`; send a {expected}")]
+    OtherResource {
+        /// Its type.
+        found: String,
+        /// The only one there is.
+        expected: &'static str,
+    },
+    /// Bytes that are no message.
+    #[error("can't be decoded: {0}")]
+    Undecodable(String),
+
     /// No content.
     #[error("the file is empty; write a `domain` and its `descriptors`")]
     EmptyFile,

@@ -33,6 +33,7 @@ mod support;
 mod tidy;
 mod traces;
 mod wire;
+mod xds;
 
 /// The program's own: what a counter costs depends on it.
 #[global_allocator]

@@ -1,5 +1,6 @@
 //! What several tests need.
 
+pub(crate) mod ads;
 pub(crate) mod certificates;
 pub(crate) mod envoy;
 pub(crate) mod http;
