@@ -156,3 +156,68 @@ fn error(resource: &str, problem: Problem) -> ConfigError {
     };
     ConfigError { place, problem }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nearly_right() -> Vec<u8> {
+        let limited = RateLimitDescriptor {
+            key: "path".to_owned(),
+            value: "/a*".to_owned(),
+            rate_limit: Some(RateLimitPolicy {
+                unit: RateLimitUnit::Week.into(),
+                requests_per_unit: 5,
+                ..RateLimitPolicy::default()
+            }),
+            metadata: Some(Struct {
+                fields: [("plan".to_owned(), Value::from("gold"))].into(),
+            }),
+            ..RateLimitDescriptor::default()
+        };
+        let config = RateLimitConfig {
+            name: "d".to_owned(),
+            domain: "d".to_owned(),
+            descriptors: vec![RateLimitDescriptor {
+                key: "tenant".to_owned(),
+                descriptors: vec![limited],
+                ..RateLimitDescriptor::default()
+            }],
+        };
+        config.encode_to_vec()
+    }
+
+    fn parse_bytes(value: Vec<u8>) -> Result<Config, Vec<ConfigError>> {
+        let any = Any {
+            type_url: TYPE_URL.to_owned(),
+            value,
+        };
+        parse(&[any], ParseOptions::default())
+    }
+
+    #[test]
+    fn what_is_right_is_taken() {
+        assert_eq!(parse_bytes(nearly_right()).unwrap().rules(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// A panic would end the stream for good.
+        #[test]
+        fn any_bytes_are_read_or_refused(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+            more in prop::collection::vec(any::<u8>(), 0..8),
+        ) {
+            let mut bytes = nearly_right();
+            for (place, byte) in damage {
+                let place = place.index(bytes.len());
+                bytes[place] = byte;
+            }
+            bytes.extend(more);
+            let _either = parse_bytes(bytes);
+        }
+    }
+}
