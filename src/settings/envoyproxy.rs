@@ -25,7 +25,8 @@ const SIGNS: [&str; 12] = [
 ];
 
 /// Variables that are accepted and have no meaning here.
-const WITHOUT_MEANING: [&str; 42] = [
+const WITHOUT_MEANING: [&str; 47] = [
+    "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
     "DISABLE_STATS",
     "EXPIRATION_JITTER_MAX_SECONDS",
     "EXTRA_TAGS",
@@ -68,6 +69,10 @@ const WITHOUT_MEANING: [&str; 42] = [
     "USE_DOG_STATSD",
     "USE_DOG_STATSD_MOGRIFIERS",
     "USE_STATSD",
+    "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
+    "XDS_CLIENT_BACKOFF_JITTER",
+    "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
+    "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
 ];
 
 /// Where its settings come from.
@@ -154,7 +159,8 @@ impl Translator<'_> {
     fn rules(&mut self) {
         match self.text("CONFIG_TYPE").as_deref() {
             None | Some("FILE") => self.files(),
-            Some(other) => self.wrong("CONFIG_TYPE", other, "FILE"),
+            Some("GRPC_XDS_SOTW") => self.xds(),
+            Some(other) => self.wrong("CONFIG_TYPE", other, "FILE or GRPC_XDS_SOTW"),
         }
         self.switch("MERGE_DOMAIN_CONFIG", "merge-domains");
     }
@@ -168,6 +174,37 @@ impl Translator<'_> {
                 .unwrap_or_else(|| "config".into()),
         );
         self.set("config", &path.to_string_lossy());
+    }
+
+    fn xds(&mut self) {
+        let server = self.text("CONFIG_GRPC_XDS_SERVER_URL");
+        self.set("xds-server", server.as_deref().unwrap_or("localhost:18000"));
+        let node = self.text("CONFIG_GRPC_XDS_NODE_ID");
+        self.set("xds-node-id", node.as_deref().unwrap_or("default"));
+        self.copy("CONFIG_GRPC_XDS_NODE_METADATA", "xds-node-metadata");
+        self.switch(
+            "FORCE_START_WITHOUT_INITIAL_CONFIG",
+            "xds-start-without-rules",
+        );
+        if let Some(headers) = self.text("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS") {
+            let headers = headers
+                .split(',')
+                .map(|header| header.replacen(':', "=", 1));
+            self.set("xds-headers", &headers.collect::<Vec<_>>().join(","));
+        }
+        if let Some(bytes) = self
+            .text("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES")
+            .filter(|bytes| bytes != "0")
+        {
+            self.set("xds-message-bytes-max", &bytes);
+        }
+        if self.is_on("CONFIG_GRPC_XDS_SERVER_USE_TLS") {
+            self.made.flags.push("--xds-tls".to_owned());
+            self.copy("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "xds-tls-ca");
+            self.copy("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "xds-tls-cert");
+            self.copy("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "xds-tls-key");
+            self.copy("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "xds-tls-server-name");
+        }
     }
 
     fn decisions(&mut self) {

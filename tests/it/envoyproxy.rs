@@ -96,6 +96,20 @@ fn each_variable_in_our_settings() {
             "USE_PROMETHEUS=true PROMETHEUS_ADDR=:19001",
             "--metrics-addr=0.0.0.0:19001",
         ),
+        (
+            "CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001 \
+             CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit CONFIG_GRPC_XDS_SERVER_USE_TLS=true \
+             CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/c CONFIG_GRPC_XDS_CLIENT_TLS_KEY=/k \
+             CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/a FORCE_START_WITHOUT_INITIAL_CONFIG=true",
+            "--xds-server=envoy-gateway:18001 --xds-node-id=envoy-ratelimit \
+             --xds-start-without-rules --xds-tls --xds-tls-ca=/a --xds-tls-cert=/c --xds-tls-key=/k",
+        ),
+        (
+            "CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=a:b,c:d \
+             CONFIG_GRPC_XDS_NODE_METADATA=x=y,z=1 XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES=9",
+            "--xds-server=localhost:18000 --xds-node-id=default --xds-node-metadata=x=y,z=1 \
+             --xds-headers=a=b,c=d --xds-message-bytes-max=9",
+        ),
     ] {
         let set = variables
             .split_whitespace()
