@@ -542,7 +542,7 @@ async fn a_failover() {
 async fn a_cluster_node_that_dies_under_load() {
     let mut cluster = Cluster::start_with(3, &["--cluster-require-full-coverage", "no"]);
     let store = format!("redis-cluster://{}", cluster.seeds().join(","));
-    let server = start_with(RULES, &["--store", &store, "--store-timeout", "100ms"]);
+    let server = start_with(RULES, &["--store", &store, "--store-timeout", "500ms"]);
     let mut client = server.client().await;
     let mut values: [Vec<String>; 3] = Default::default();
     for number in 0..60 {
@@ -553,7 +553,11 @@ async fn a_cluster_node_that_dies_under_load() {
         values[cluster.node_of_slot(slot)].push(value);
     }
     cluster.kill_node(2);
-    for round in 0..20 {
+    let is_open = || metric(&server, "comporta_store_breaker_state{") > 1.5;
+    let mut round = 0;
+    while round < 20 || !is_open() {
+        round += 1;
+        assert!(round < 2_000, "it is never given up");
         for value in values[0].iter().chain(&values[1]) {
             let answer = client.ask(request(&[&[("closed", value)]])).await;
             assert_eq!(judge("closed", &answer), Answered::Counted, "round {round}");
@@ -696,12 +700,7 @@ async fn a_store_that_comes_later() {
     wait_until("it has noticed", || {
         metric(&server, "comporta_store_breaker_state{") < 1.0
     });
-    let answer = server
-        .client()
-        .await
-        .ask(request(&[&[("closed", "x")]]))
-        .await;
-    assert_eq!(judge("closed", &answer), Answered::Counted);
+    counted(&mut server.client().await, "closed", "x").await;
 }
 
 /// Time stands still for the server, so that the drill lasts until it is ended or time goes on.
@@ -710,7 +709,8 @@ async fn a_drill() {
     let redis = Redis::start();
     let url = redis.url();
     for store in ["memory", &url] {
-        let server = start_with(RULES, &["--store", store, "--store-timeout", "5s"]);
+        let patience = ["--store-timeout", "5s", "--redis-connect-timeout", "5s"];
+        let server = start_with(RULES, &[&["--store", store], &patience[..]].concat());
         let mut client = server.client().await;
         let mut ask = async || judge("closed", &client.ask(request(&[&[("closed", "x")]])).await);
         assert_eq!(ask().await, Answered::Counted);
