@@ -6,12 +6,12 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri};
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::support::certificates::{Certificates, certificates};
 use crate::support::http::{get, send};
 use crate::support::process::{comporta, rules_file};
-use crate::support::server::{Client, Running, request, start_with};
+use crate::support::server::{Client, Running, connect_tls, request, start_with};
 use crate::support::{envoy, upstream, wait_until};
 
 const RULES: &str = "
@@ -44,20 +44,11 @@ async fn is_served(
     authority: &Certificates,
     shown: Option<&Certificates>,
 ) -> bool {
-    let read = |path| std::fs::read_to_string(path).unwrap();
-    let mut tls = ClientTlsConfig::new()
-        .domain_name("localhost")
-        .ca_certificate(Certificate::from_pem(read(authority.ca())));
-    if let Some(shown) = shown {
-        let (certificate, key) = shown.client();
-        tls = tls.identity(Identity::from_pem(read(certificate), read(key)));
+    let client = connect_tls(server.ports.grpc, authority, shown).await;
+    match client {
+        Some(mut client) => client.ask(request(&[&[("k", "x")]])).await.is_ok(),
+        None => false,
     }
-    let endpoint = Channel::from_shared(format!("https://{}", server.ports.grpc)).unwrap();
-    let Ok(channel) = endpoint.tls_config(tls).unwrap().connect().await else {
-        return false;
-    };
-    let mut client = Client(RateLimitServiceClient::new(channel));
-    client.ask(request(&[&[("k", "x")]])).await.is_ok()
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! In the place of envoyproxy/ratelimit: its variables, its name, its defaults.
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use comporta::settings::envoyproxy::{Translation, is_meant, translate};
@@ -10,10 +10,13 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tempfile::TempDir;
 use tonic::Code as Status;
 
+use crate::support::ads::{Ads, Descriptor, Policy, RateLimitConfig};
+use crate::support::certificates::certificates;
 use crate::support::http::get;
 use crate::support::process::{Process, spawn};
 use crate::support::redis::Redis;
-use crate::support::server::{connect, request};
+use crate::support::server::{connect, connect_tls, request};
+use crate::support::wait_until;
 
 const RULES: &str = "
 domain: d
@@ -323,6 +326,103 @@ async fn headers_have_the_names_that_they_are_given() {
     let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["X-Limit", "RateLimit-Remaining", "RateLimit-Reset"]);
     assert_eq!(headers[0].1, "2");
+}
+
+/// The container as Envoy Gateway runs it, variable by variable: rules come over xDS, everyone shows a
+/// certificate, and it is ready before there are rules.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_gateway_runs_it() {
+    let files = certificates();
+    let path = |path: PathBuf| path.to_str().unwrap().to_owned();
+    let ((certificate, key), (client_certificate, client_key)) = (files.server(), files.client());
+    let (certificate, key, ca) = (path(certificate), path(key), path(files.ca()));
+    let (client_certificate, client_key) = (path(client_certificate), path(client_key));
+    let ads = Ads::start_with(&files);
+    let redis = Redis::start();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = closed.local_addr().unwrap();
+    drop(closed);
+    let mut deployed = deployed();
+    for name in [
+        "RUNTIME_ROOT",
+        "RUNTIME_SUBDIRECTORY",
+        "RUNTIME_WATCH_ROOT",
+        "RUNTIME_IGNOREDOTFILES",
+    ] {
+        deployed.command.env_remove(name);
+    }
+    let (process, _folder) = deployed.with(&[
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        (
+            "CONFIG_GRPC_XDS_SERVER_URL",
+            &format!("localhost:{}", ads.addr.port()),
+        ),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", &client_certificate),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", &client_key),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &ca),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &certificate),
+        ("GRPC_SERVER_TLS_KEY", &key),
+        ("GRPC_SERVER_TLS_CA_CERT", &ca),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", &format!("127.0.0.1:{}", redis.port())),
+        ("REDIS_OP_TIMEOUT", "5s"),
+        ("USE_STATSD", "false"),
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", &metrics.to_string()),
+    ]);
+    let mut client = connect_tls(process.grpc, &files, Some(&files))
+        .await
+        .unwrap();
+    let ask = || request(&[&[("route", "route-1"), ("rule-0-match--1", "rule-0-match--1")]]);
+    let before = client.ask(ask()).await.unwrap_err();
+    assert_eq!(before.code(), Status::Unavailable, "{before}");
+
+    let rule = Descriptor {
+        key: "rule-0-match--1".into(),
+        value: "rule-0-match--1".into(),
+        rate_limit: Some(Policy {
+            unit: 3,
+            requests_per_unit: 1,
+            ..Policy::default()
+        }),
+        ..Descriptor::default()
+    };
+    let route = Descriptor {
+        key: "route".into(),
+        value: "route-1".into(),
+        descriptors: vec![rule],
+        ..Descriptor::default()
+    };
+    ads.publish(
+        "1",
+        &[RateLimitConfig {
+            name: "d".into(),
+            domain: "d".into(),
+            descriptors: vec![route],
+        }],
+    );
+    let loaded = "comporta_config_rules 1\n";
+    wait_until("the rules are in force", || {
+        get(metrics, "/metrics").1.contains(loaded)
+    });
+    let codes = [(); 2].map(|()| ask());
+    for (ask, code) in codes.into_iter().zip([Code::Ok, Code::OverLimit]) {
+        assert_eq!(client.ask(ask).await.unwrap().overall_code, code as i32);
+    }
+    assert_eq!(
+        ads.seen()[0].request.node.as_ref().unwrap().id,
+        "envoy-ratelimit"
+    );
+    if let Some(mut stranger) = connect_tls(process.grpc, &files, None).await {
+        assert!(
+            stranger.ask(ask()).await.is_err(),
+            "it shows no certificate"
+        );
+    }
 }
 
 /// Ours come before theirs: the flag, and the variable.

@@ -16,8 +16,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::UInt64Value;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
-use tonic::transport::Channel;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
 use tonic::{Request, Status};
+
+use super::certificates::Certificates;
 
 /// The start of a window of every length up to a year, so that tests know where they are.
 pub(crate) const START: Micros = Micros(365 * 86_400 * 56 * Micros::PER_SECOND);
@@ -134,6 +136,26 @@ pub(crate) async fn connect(addr: SocketAddr) -> Client {
     Client(RateLimitServiceClient::new(
         channel.connect().await.unwrap(),
     ))
+}
+
+/// The same over TLS, trusting this authority and showing this certificate; none if that is refused,
+/// which with TLS 1.3 is only told to the first call.
+pub(crate) async fn connect_tls(
+    addr: SocketAddr,
+    authority: &Certificates,
+    shown: Option<&Certificates>,
+) -> Option<Client> {
+    let read = |path| std::fs::read_to_string(path).unwrap();
+    let mut tls = ClientTlsConfig::new()
+        .domain_name("localhost")
+        .ca_certificate(Certificate::from_pem(read(authority.ca())));
+    if let Some(shown) = shown {
+        let (certificate, key) = shown.client();
+        tls = tls.identity(Identity::from_pem(read(certificate), read(key)));
+    }
+    let endpoint = Channel::from_shared(format!("https://{addr}")).unwrap();
+    let channel = endpoint.tls_config(tls).unwrap().connect().await.ok()?;
+    Some(Client(RateLimitServiceClient::new(channel)))
 }
 
 impl Client {
