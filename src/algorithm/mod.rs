@@ -112,6 +112,9 @@ pub struct Demand {
     pub hits: Hits,
     /// How long the caller can be made to wait for its turn; only a leaky bucket asks.
     pub patience: Micros,
+    /// The last instant, by the store's time, at which a refund may be made: later, others' hits may be in
+    /// the place of those that it gives back.
+    pub until: Micros,
 }
 
 impl Demand {
@@ -121,7 +124,14 @@ impl Demand {
         Self {
             hits,
             patience: Micros::MAX,
+            until: Micros::MAX,
         }
+    }
+
+    /// Whether it is a refund that comes too late, and so changes nothing.
+    #[must_use]
+    pub fn is_late(self, now: Micros) -> bool {
+        matches!(self.hits, Hits::Refund(_)) && self.until < now
     }
 }
 

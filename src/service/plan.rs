@@ -140,6 +140,7 @@ impl<'c> Plan<'c> {
                     demand: Demand {
                         hits: subject.hits,
                         patience: if is_held { patience } else { Micros::MAX },
+                        until: Micros::MAX,
                     },
                     role,
                 });

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
 
-use super::{Charged, Check, CounterKey, Evidence, Outcomes, Store, StoreError, denies};
+use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError, denies};
 use crate::algorithm::{self, Algorithm, Hits, Limit, Micros, Outcome, State};
 use crate::telemetry::{DenialMeter, Source};
 
@@ -69,6 +69,7 @@ impl<S: Store> Denials<S> {
         Some(Charged {
             outcomes,
             denied: true,
+            now: Micros::ZERO,
             evidence: None,
             split: false,
             source: Source::Remembered,
@@ -93,14 +94,9 @@ impl<S: Store> Denials<S> {
         }
     }
 
-    fn remember(
-        &self,
-        checks: &[Check<'_>],
-        outcomes: &[Outcome],
-        evidence: &Evidence,
-        now: Micros,
-    ) {
-        for ((check, outcome), state) in checks.iter().zip(outcomes).zip(&evidence.states) {
+    /// What the store saw when it denied is why it would again.
+    fn remember(&self, checks: &[Check<'_>], charged: &Charged, states: &[State], now: Micros) {
+        for ((check, outcome), state) in checks.iter().zip(&charged.outcomes).zip(states) {
             let is_only_later = outcome.retry_after.is_some();
             if !is_only_later || !is_repeatable(check) || has_twin(checks, check) {
                 continue;
@@ -109,13 +105,13 @@ impl<S: Store> Denials<S> {
                 limit: check.limit.clone(),
                 hits: check.demand.hits,
                 state: state.clone(),
-                seen_at: evidence.now,
+                seen_at: charged.now,
                 asked_at: now,
             };
             let mut shard = self.shard(&check.key);
             if shard.len() >= self.capacity && !shard.contains_key(&check.key) {
                 // Any of them: whoever is forgotten costs one call, and is remembered again.
-                let index = modulo(evidence.now.0, shard.len());
+                let index = modulo(charged.now.0, shard.len());
                 shard.swap_remove_index(index);
             }
             shard.insert(check.key.clone(), denial);
@@ -163,8 +159,8 @@ impl<S: Store> Store for Denials<S> {
         };
         self.forget_changed(checks, is_given_back);
         let mut charged = charged?;
-        if let Some(evidence) = charged.evidence.take() {
-            self.remember(checks, &charged.outcomes, &evidence, now);
+        if let Some(states) = charged.evidence.take() {
+            self.remember(checks, &charged, &states, now);
         }
         Ok(charged)
     }

@@ -90,20 +90,21 @@ impl Memory {
 
         let denied = denies(checks, &outcomes);
         for (index, check) in checks.iter().enumerate() {
-            if outcomes[index].admitted && !is_charged(check, &outcomes[index], denied) {
+            if outcomes[index].admitted && !is_charged(check, &outcomes[index], denied, now) {
                 let state = state_of(&mut locked, keys[index], check, now);
                 let state = after_earlier(&checks[..index], &outcomes, check, state, now);
                 outcomes[index] = uncharged(check.limit, state.as_ref(), now);
             }
         }
         for (index, check) in checks.iter().enumerate() {
-            if is_charged(check, &outcomes[index], denied) {
+            if is_charged(check, &outcomes[index], denied, now) {
                 self.commit(&mut locked, keys[index], check, now);
             }
         }
         Charged {
             outcomes,
             denied,
+            now,
             evidence: None,
             split: false,
             source: Source::Store,
@@ -232,7 +233,7 @@ fn after_earlier<'t>(
 ) -> Found<'t> {
     let mut state = state;
     for (check, outcome) in earlier.iter().zip(outcomes) {
-        if check.key == this.key && is_charged(check, outcome, false) {
+        if check.key == this.key && is_charged(check, outcome, false, now) {
             let mut charged = match state {
                 Found::Kept(state) => state.clone(),
                 Found::New(state) => state,

@@ -57,22 +57,15 @@ pub struct Charged {
     /// Whether the request as a whole is denied; nothing was charged then, except to limits that
     /// charge denied hits.
     pub denied: bool,
-    /// What a shared store saw, if it denied.
-    pub evidence: Option<Box<Evidence>>,
+    /// The store's time; of no meaning if `split`, or if nobody asked it.
+    pub now: Micros,
+    /// What a shared store saw, if it denied: each counter's state before its check.
+    pub evidence: Option<Box<SmallVec<[State; 4]>>>,
     /// Whether the counters were not in one place, so that each was decided by itself, and what was
     /// charged given back where another denied.
     pub split: bool,
     /// Who decided.
     pub source: Source,
-}
-
-/// What a denial was based on.
-#[derive(Clone, Debug)]
-pub struct Evidence {
-    /// The store's time.
-    pub now: Micros,
-    /// Each counter's state before its check.
-    pub states: SmallVec<[State; 4]>,
 }
 
 /// Why a store gave no answer.
@@ -186,11 +179,12 @@ pub fn denies(checks: &[Check<'_>], outcomes: &[Outcome]) -> bool {
 
 /// Whether a check is charged, given its own outcome and the request's.
 #[must_use]
-pub fn is_charged(check: &Check<'_>, outcome: &Outcome, denied: bool) -> bool {
-    check.limit.charge_denied() || (outcome.admitted && !denied)
+pub fn is_charged(check: &Check<'_>, outcome: &Outcome, denied: bool, now: Micros) -> bool {
+    let fits = outcome.admitted && !denied;
+    (fits || check.limit.charge_denied()) && !check.demand.is_late(now)
 }
 
-/// The outcome of an admitted check that is not charged after all, because another was denied.
+/// The outcome of an admitted check that is not charged after all: another was denied, or it came late.
 #[must_use]
 pub fn uncharged(limit: &Limit, state: &State, now: Micros) -> Outcome {
     Outcome {

@@ -108,6 +108,8 @@ struct Wanted {
     hits: Hits,
     role: Role,
     patience: Micros,
+    /// How much before or after now a refund is too late; none if it never is.
+    until: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -136,13 +138,15 @@ fn wanted() -> impl Strategy<Value = Wanted> {
         2 => Just(Micros::MAX),
         1 => (0_u64..60_000_000).prop_map(Micros),
     ];
-    (any::<Index>(), 0_u8..2, hits, role, patience).prop_map(
-        |(limit, value, hits, role, patience)| Wanted {
+    let until = prop::option::of(-1_i64..=1);
+    (any::<Index>(), 0_u8..2, hits, role, patience, until).prop_map(
+        |(limit, value, hits, role, patience, until)| Wanted {
             limit,
             value,
             hits,
             role,
             patience,
+            until,
         },
     )
 }
@@ -259,6 +263,9 @@ fn same_as_memory<S: Store, T: Debug + PartialEq>(
                     demand: Demand {
                         hits: wanted.hits,
                         patience: wanted.patience,
+                        until: wanted.until.map_or(Micros::MAX, |until| {
+                            Micros(now.0.saturating_add_signed(until))
+                        }),
                     },
                     role: wanted.role,
                 }

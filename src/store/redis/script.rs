@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::{self, Algorithm, Bucket, Counter, Hits, Limit, Log, Micros, State, Window};
 use crate::store::{
-    Charged, Check, CounterKey, Evidence, Outcomes, Role, StoreError, denies, is_charged, uncharged,
+    Charged, Check, CounterKey, Outcomes, Role, StoreError, denies, is_charged, uncharged,
 };
 use crate::telemetry::Source;
 
@@ -120,11 +120,15 @@ impl AskedCheck {
         let direction = match check.demand.hits {
             Hits::Look => 0,
             Hits::Charge(_) => 1,
-            Hits::Refund(_) => 2,
+            Hits::Refund(_) => REFUND,
         };
         let charge_denied = u8::from(check.limit.charge_denied());
         let mut question = String::with_capacity(QUESTION_LENGTH);
         let _infallible = write!(question, "{algorithm} {role} {charge_denied} {direction}");
+        if direction == REFUND {
+            let until = check.demand.until.0.min(INSTANT_MAX);
+            let _infallible = write!(question, " {until}");
+        }
         for number in numbers {
             let _infallible = write!(question, " {number}");
         }
@@ -135,6 +139,12 @@ impl AskedCheck {
         }
     }
 }
+
+/// A direction, as the script reads it.
+const REFUND: u8 = 2;
+
+/// No later instant is a number that Lua has exactly, and none of this century is later.
+const INSTANT_MAX: u64 = 1 << 53;
 
 /// Most are shorter.
 const QUESTION_LENGTH: usize = 96;
@@ -269,20 +279,15 @@ impl Answer {
             return Err(Garbled);
         }
         for ((check, outcome), state) in checks.iter().zip(&mut outcomes).zip(&states) {
-            if outcome.admitted && !is_charged(check, outcome, self.denied) {
+            if outcome.admitted && !is_charged(check, outcome, self.denied, self.now) {
                 *outcome = uncharged(check.limit, state, self.now);
             }
         }
-        let evidence = self.denied.then(|| {
-            Box::new(Evidence {
-                now: self.now,
-                states,
-            })
-        });
         Ok(Charged {
             outcomes,
             denied: self.denied,
-            evidence,
+            now: self.now,
+            evidence: self.denied.then(|| Box::new(states)),
             split: false,
             source: Source::Store,
         })

@@ -67,6 +67,7 @@ pub(super) async fn charge(
     Ok(Charged {
         outcomes,
         denied,
+        now: Micros::ZERO,
         evidence: None,
         split: true,
         source: Source::Store,

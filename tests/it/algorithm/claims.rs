@@ -201,6 +201,7 @@ fn assert_denied_if_impatient(key: &Key, now: u64, wait: u64) {
         let demand = Demand {
             hits: Hits::Charge(1),
             patience: Micros(patience),
+            until: Micros::MAX,
         };
         key.peek(now, demand)
     };

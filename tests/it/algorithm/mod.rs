@@ -176,6 +176,7 @@ impl History {
             let demand = Demand {
                 hits: self.hits(step.ask, key.remaining(now)),
                 patience: patience(step.patience, &key, now),
+                until: Micros::MAX,
             };
             let outcome = key.ask(now, demand);
             self.announce(&mut announced, now, &key, outcome);

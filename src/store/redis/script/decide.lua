@@ -16,6 +16,7 @@ local function spec_of(text)
     local words, numbers = gmatch(text, '%S+'), {}
     spec = {algorithm = algorithm_of(words())}
     spec.role, spec.charge_denied, spec.direction = tonumber(words()), words() == '1', tonumber(words())
+    spec.changes = spec.direction == CHARGE or (spec.direction == REFUND and tonumber(words()) >= now)
     for word in words do
       numbers[#numbers + 1] = tonumber(word)
     end
@@ -42,7 +43,7 @@ local function state_of(number, spec)
 end
 
 local function charge(number, spec)
-  if spec.direction ~= LOOK then
+  if spec.changes then
     spec.algorithm.charge(spec, state_of(number, spec))
     changed_by[number] = spec
   end
@@ -75,7 +76,7 @@ local function check_all(count, has_twins)
     end
     algorithm.push(spec, state)
     admitted[i] = algorithm.admits(spec, state)
-    if has_twins and spec.direction ~= LOOK and (admitted[i] or spec.charge_denied) then
+    if has_twins and spec.changes and (admitted[i] or spec.charge_denied) then
       algorithm.charge(spec, state)
     end
   end
