@@ -18,13 +18,15 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, Prometheu
 
 use self::histogram::Histogram;
 pub use self::legacy::LEGACY_METRICS;
-pub use self::meters::{ConnectionMeter, Counted, DenialMeter, MemoryMeter, NodeMeter, XdsMeter};
+pub use self::meters::{
+    ConnectionMeter, Counted, DenialMeter, LeaseMeter, MemoryMeter, NodeMeter, XdsMeter,
+};
 pub use self::rule::{Decided, RuleMeter, Source, VALUE_SERIES_MAX, ValueMeters, Verdict};
 pub use self::traces::{CallSpan, Traces};
 use crate::algorithm::Micros;
 
 /// Every metric's name and meaning.
-pub const METRICS: [(&str, &str); 25] = [
+pub const METRICS: [(&str, &str); 28] = [
     (BUILD_INFO, "1, labelled with the version that runs."),
     (CONFIG_RULES, "Rules in force."),
     (
@@ -68,6 +70,18 @@ pub const METRICS: [(&str, &str); 25] = [
     (
         REMEMBERED_DENIALS,
         "Requests denied without asking the store, which had denied before.",
+    ),
+    (
+        LEASED_HITS,
+        "Hits taken from the store in advance, or that may have been.",
+    ),
+    (
+        LEASE_SERVED,
+        "Requests answered without asking the store, by hits that were taken in advance.",
+    ),
+    (
+        LEASE_WASTED,
+        "Hits taken in advance that were neither used nor given back.",
     ),
     (
         DEGRADED,
@@ -125,6 +139,9 @@ const CALL_SECONDS: &str = "comporta_store_call_seconds";
 const CALL_REQUESTS: &str = "comporta_store_call_requests";
 const STORE_CONNECTIONS: &str = "comporta_store_connections";
 const REMEMBERED_DENIALS: &str = "comporta_remembered_denials_total";
+const LEASED_HITS: &str = "comporta_leased_hits_total";
+const LEASE_SERVED: &str = "comporta_lease_served_total";
+const LEASE_WASTED: &str = "comporta_lease_wasted_hits_total";
 const HELD: &str = "comporta_held_replies";
 const CONNECTIONS: &str = "comporta_grpc_connections";
 const HANDSHAKES_FAILED: &str = "comporta_grpc_handshakes_failed_total";

@@ -59,6 +59,12 @@ impl Bucket {
         };
     }
 
+    /// Whole hits that the bucket holds.
+    pub(super) fn hits_held(self, limit: &Limit, now: Micros) -> u64 {
+        let hits = self.held(limit, now) / span_of(1, limit);
+        u64::try_from(hits).unwrap_or(u64::MAX)
+    }
+
     pub(super) fn idle_at(self) -> Micros {
         Micros(self.tat.0 + u64::from(self.fraction > 0))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{COUNT_MAX, Micros};
+use super::{COUNT_MAX, Micros, Share};
 
 /// The longest window, and the longest time that a bucket may take to fill: fifty years.
 ///
@@ -34,6 +34,12 @@ impl Algorithm {
         Self::TokenBucket,
         Self::LeakyBucket,
     ];
+
+    /// Whether instances can take hits in advance: of what counts by the instant of each, they can't.
+    #[must_use]
+    pub fn is_leasable(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::TokenBucket)
+    }
 
     /// The name that the configuration uses.
     #[must_use]
@@ -177,6 +183,7 @@ pub struct Limit {
     window: Micros,
     interval: Interval,
     charge_denied: bool,
+    lease: Option<Share>,
 }
 
 /// The time between two hits, window ÷ requests, as an exact fraction of microseconds in lowest
@@ -214,6 +221,7 @@ impl Limit {
             window,
             interval: Interval::new(window, requests),
             charge_denied: false,
+            lease: None,
         };
         match policy {
             Policy::TokenBucket { burst } => limit.unless_slow("burst", burst),
@@ -234,6 +242,14 @@ impl Limit {
     #[must_use]
     pub fn charging_denied(mut self, charge_denied: bool) -> Self {
         self.charge_denied = charge_denied;
+        self
+    }
+
+    /// The same limit, of which an instance may take so much in advance. Limits that can't be leased
+    /// stay as they are.
+    #[must_use]
+    pub fn leased(mut self, share: Share) -> Self {
+        self.lease = self.policy.algorithm().is_leasable().then_some(share);
         self
     }
 
@@ -273,6 +289,12 @@ impl Limit {
         self.charge_denied
     }
 
+    /// How much of it an instance may take in advance, if any.
+    #[must_use]
+    pub fn lease(&self) -> Option<Share> {
+        self.lease
+    }
+
     /// What remains of a limit that nobody has used.
     #[must_use]
     pub fn capacity(&self) -> u64 {
@@ -296,7 +318,7 @@ impl Limit {
     }
 }
 
-/// `10 per 5 minutes`, and what the policy adds.
+/// `10 per 5 minutes`, and what the policy and a lease add.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} per ", self.requests)?;
@@ -305,9 +327,13 @@ impl fmt::Display for Limit {
             multiplier => write!(f, "{multiplier} {}s", self.unit.name())?,
         }
         match self.policy {
-            Policy::TokenBucket { burst } => write!(f, ", burst {burst}"),
-            Policy::LeakyBucket { queue } => write!(f, ", queue {queue}"),
-            _ => Ok(()),
+            Policy::TokenBucket { burst } => write!(f, ", burst {burst}")?,
+            Policy::LeakyBucket { queue } => write!(f, ", queue {queue}")?,
+            _ => {}
+        }
+        match self.lease {
+            Some(share) => write!(f, ", leases of up to {share}"),
+            None => Ok(()),
         }
     }
 }

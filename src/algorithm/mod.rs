@@ -17,6 +17,7 @@
 mod fixed_window;
 mod gcra;
 mod leaky_bucket;
+mod lease;
 mod limit;
 mod sliding_window_counter;
 mod sliding_window_log;
@@ -24,6 +25,7 @@ mod token_bucket;
 
 pub use fixed_window::Window;
 pub use gcra::{Bucket, BucketTerms, Pair, bucket_terms};
+pub use lease::{LEASE_MIN, Lease, Share};
 pub use limit::{Algorithm, Limit, LimitError, Policy, Unit, WINDOW_MAX};
 pub use sliding_window_counter::{Counter, TICKS_MAX, ticks};
 pub use sliding_window_log::Log;

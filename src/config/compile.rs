@@ -8,10 +8,10 @@ use indexmap::IndexMap;
 use super::error::{Oddity, Position, Problem};
 use super::findings::{At, Document, Findings};
 use super::matcher::{CountBy, Node, composite_key};
-use super::raw::{RawDescriptor, RawLimit, step};
+use super::raw::{RawDescriptor, RawLimit, any_of, step};
 use super::yaml::shorten;
 use super::{Enforcement, Limits, Overrides, Rule, RuleLimit, SeriesBy};
-use crate::algorithm::{Algorithm, Limit, Policy};
+use crate::algorithm::{Algorithm, LEASE_MIN, Limit, Policy};
 use crate::telemetry::ValueMeters;
 
 /// From here on a sliding window log is worth a warning: 16 KB for each value.
@@ -268,6 +268,11 @@ impl Compiler<'_> {
             }
             counted.push(limit);
         }
+        let leases = limits.iter().filter_map(|limit| limit.lease.as_ref());
+        for lease in leases.filter(|_| limits.len() > 1) {
+            self.findings
+                .warn(&raw.file, lease.at, Oddity::LeaseAmongOthers);
+        }
         Limits::Counted(counted)
     }
 
@@ -315,7 +320,7 @@ impl Compiler<'_> {
             |flag| flag.value,
         );
         Some(RuleLimit {
-            limit: made.charging_denied(charge_denied),
+            limit: self.leased(raw, limit, made.charging_denied(charge_denied)),
             delay: limit
                 .delay
                 .as_ref()
@@ -324,30 +329,47 @@ impl Compiler<'_> {
         })
     }
 
-    /// Each parameter has a meaning for one algorithm only.
+    fn leased(&mut self, raw: &RawDescriptor, written: &RawLimit, limit: Limit) -> Limit {
+        let Some(lease) = &written.lease else {
+            return limit;
+        };
+        let share = lease.value;
+        if share.of(&limit) < LEASE_MIN {
+            self.findings
+                .warn(&raw.file, lease.at, Oddity::SmallLease { share });
+        }
+        limit.leased(share)
+    }
+
+    /// Each parameter has a meaning for some algorithms only.
     fn parameters(&mut self, raw: &RawDescriptor, limit: &RawLimit, algorithm: Algorithm) {
-        let parameters = [
+        let parameters: [(_, &[Algorithm], _); 4] = [
             (
                 "burst",
-                Algorithm::TokenBucket,
+                &[Algorithm::TokenBucket],
                 limit.burst.as_ref().map(|burst| burst.at),
             ),
             (
                 "queue",
-                Algorithm::LeakyBucket,
+                &[Algorithm::LeakyBucket],
                 limit.queue.as_ref().map(|queue| queue.at),
             ),
             (
                 "delay",
-                Algorithm::LeakyBucket,
+                &[Algorithm::LeakyBucket],
                 limit.delay.as_ref().map(|delay| delay.at),
+            ),
+            (
+                "lease",
+                &[Algorithm::FixedWindow, Algorithm::TokenBucket],
+                limit.lease.as_ref().map(|lease| lease.at),
             ),
         ];
         for (key, belongs_to, at) in parameters {
-            if let Some(at) = at.filter(|_| belongs_to != algorithm) {
+            if let Some(at) = at.filter(|_| !belongs_to.contains(&algorithm)) {
                 let problem = Problem::WrongAlgorithm {
                     key,
-                    belongs_to: belongs_to.name(),
+                    belongs_to: any_of(belongs_to.iter().map(|algorithm| algorithm.name())),
                     algorithm: algorithm.name(),
                 };
                 self.findings.error(&raw.file, at, problem);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::FailureMode;
-use crate::algorithm::LimitError;
+use crate::algorithm::{LEASE_MIN, LimitError, Share};
 
 /// A place in a file, both counted from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -205,7 +205,7 @@ pub enum Problem {
         /// The parameter.
         key: &'static str,
         /// Whose it is.
-        belongs_to: &'static str,
+        belongs_to: String,
         /// What the limit is.
         algorithm: &'static str,
     },
@@ -296,6 +296,18 @@ pub enum Oddity {
     /// A key that only a rule makes use of.
     #[error("`{0}` has no effect without a `rate_limit` beside it")]
     NoEffect(&'static str),
+    /// Too little to take.
+    #[error(
+        "`lease` has no effect: {share} of this limit is less than {LEASE_MIN} hits, and fewer are not \
+         worth it"
+    )]
+    SmallLease {
+        /// How much an instance may take.
+        share: Share,
+    },
+    /// A lease where each request has several limits to pass.
+    #[error("`lease` has no effect where a rule has several limits")]
+    LeaseAmongOthers,
     /// Two modes at once.
     #[error("`quota_mode` has no effect beside `shadow_mode`")]
     ShadowedQuota,

@@ -8,7 +8,7 @@ use super::raw::any_of;
 use super::yaml::{Map, Node, Scalar, Value, shorten};
 
 /// Where a map stands, and the keys that it may have.
-const GRAMMAR: [(&str, &[&str]); 6] = [
+const GRAMMAR: [(&str, &[&str]); 7] = [
     (
         "the document",
         &[
@@ -53,6 +53,7 @@ const GRAMMAR: [(&str, &[&str]); 6] = [
             "queue",
             "delay",
             "charge_denied",
+            "lease",
             "unlimited",
             "name",
             "replaces",
@@ -60,6 +61,7 @@ const GRAMMAR: [(&str, &[&str]); 6] = [
     ),
     ("`replaces`", &["name"]),
     ("`ip_prefix`", &["ipv4", "ipv6"]),
+    ("`lease`", &["max_share"]),
 ];
 
 /// A map that is being read.
@@ -165,6 +167,28 @@ impl<'n, 'f> Fields<'n, 'f> {
                 let (low, high) = range.into_inner();
                 let expected = format!("a whole number from {low} to {high}, without quotes");
                 self.refuse(key, node, &expected)
+            }
+        }
+    }
+
+    /// A whole number of percent in `range`, with the sign.
+    pub(super) fn percent(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u8>,
+    ) -> Option<At<u8>> {
+        let node = self.node(key)?;
+        let at = node.at;
+        let text = match &node.value {
+            Value::Scalar(scalar) => scalar.text.as_str(),
+            _ => "",
+        };
+        let number = text.strip_suffix('%').and_then(whole_number);
+        match number.and_then(|number| u8::try_from(number).ok()) {
+            Some(value) if range.contains(&value) => Some(At { at, value }),
+            _ => {
+                let (low, high) = range.into_inner();
+                self.refuse(key, node, &format!("a whole number from {low}% to {high}%"))
             }
         }
     }

@@ -15,7 +15,7 @@ use super::metadata;
 use super::resource;
 use super::yaml::{self, Node, Value, shorten};
 use super::{Delay, FailureMode, HeaderProfile};
-use crate::algorithm::{Algorithm, Unit};
+use crate::algorithm::{Algorithm, Share, Unit};
 
 /// One file.
 #[derive(Debug)]
@@ -67,6 +67,7 @@ pub(super) struct RawLimit {
     pub(super) queue: Option<At<u32>>,
     pub(super) delay: Option<At<Delay>>,
     pub(super) charge_denied: Option<At<bool>>,
+    pub(super) lease: Option<At<Share>>,
 }
 
 /// What `max_log_entries` can be raised to: 16 MB for each value.
@@ -254,6 +255,7 @@ fn read_limit(fields: &mut Fields<'_, '_>) -> RawLimit {
             "algorithm",
             "burst",
             "queue",
+            "lease",
         ] {
             if let Some(at) = fields.written(key) {
                 fields.fail::<()>(at, Problem::Unlimited(key));
@@ -285,7 +287,18 @@ fn read_limit(fields: &mut Fields<'_, '_>) -> RawLimit {
             &[("server", Delay::Server), ("client", Delay::Client)],
         ),
         charge_denied: fields.flag("charge_denied"),
+        lease: lease(fields),
     }
+}
+
+fn lease(fields: &mut Fields<'_, '_>) -> Option<At<Share>> {
+    let at = fields.written("lease")?;
+    let mut lease = fields.map("lease")?;
+    if lease.written("max_share").is_none() {
+        return lease.missing("max_share");
+    }
+    let percent = lease.percent("max_share", 1..=Share::PERCENT_MAX)?;
+    Share::new(percent.value).map(|value| At { at, value })
 }
 
 fn algorithm(fields: &mut Fields<'_, '_>) -> Option<At<Algorithm>> {

@@ -7,6 +7,7 @@ use crate::settings::{Hidden, Settings};
 use crate::store::any::AnyStore;
 use crate::store::denials::Denials;
 use crate::store::drill::{Drill, Drilled};
+use crate::store::lease::Leased;
 use crate::store::memory::Memory;
 use crate::store::redis::url::{RedisUrl, StoreUrl};
 use crate::store::redis::{Access, Redis, RedisOptions, Secret};
@@ -49,11 +50,13 @@ impl Stores {
             }
             StoreUrl::Redis(url) => {
                 let redis = Arc::new(redis(url, settings, clock.clone(), telemetry.clone()));
-                // What was denied is known without asking, also while there is nobody to ask.
+                // What was denied, or taken in advance, is known without asking, also while there is nobody
+                // to ask.
                 let drilled = Drilled::new(redis.clone(), drill);
                 let denials = Denials::new(drilled, settings.denials_max, telemetry.denials());
+                let leased = Leased::new(denials, clock.clone(), telemetry.leases());
                 Self {
-                    shared: AnyStore::Redis(Box::new(denials)),
+                    shared: AnyStore::Redis(leased),
                     in_memory: vec![local.clone()],
                     local,
                     redis: Some(redis),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::denials::Denials;
 use super::drill::Drilled;
+use super::lease::Leased;
 use super::memory::Memory;
 use super::redis::Redis;
 use super::{Charged, Check, CounterKey, Store, StoreError};
@@ -14,8 +15,8 @@ use crate::algorithm::{Micros, State};
 pub enum AnyStore {
     /// The embedded one.
     Memory(Drilled<Arc<Memory>>),
-    /// Redis, with what it denied remembered.
-    Redis(Box<Denials<Drilled<Arc<Redis>>>>),
+    /// Redis, with hits taken in advance, and with what it denied remembered.
+    Redis(Leased<Denials<Drilled<Arc<Redis>>>>),
 }
 
 impl Store for AnyStore {

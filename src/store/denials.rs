@@ -3,35 +3,25 @@
 //! A denied request has charged nothing, and whatever others charge meanwhile only makes the denial last
 //! longer. So the counter's state, as the store saw it, answers for the store as long as it denies by
 //! itself: a client that hammers costs the store one call for each time that there is something to gain.
-//! Only a refund through another instance could make room earlier; one through this instance is seen.
+//! Only a refund through another instance could make room earlier; one through this instance is seen. Of a
+//! limit that is leased, which is often given back, a denial is remembered as long as a lease lasts.
 //!
 //! A request is answered from here only if every one of its checks is, because what is left of a limit
 //! that doesn't deny is known to the store alone.
 
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use indexmap::IndexMap;
-
+use super::lease::LEASE_TIME;
+use super::shards::{Shards, any_index};
 use super::{Charged, Check, CounterKey, Outcomes, Store, StoreError, denies};
 use crate::algorithm::{self, Algorithm, Hits, Limit, Micros, Outcome, State};
 use crate::telemetry::{DenialMeter, Source};
-
-/// Enough that two cores seldom meet.
-const SHARDS: usize = 16;
 
 /// Remembers denials of the store below.
 #[derive(Debug)]
 pub struct Denials<S> {
     store: S,
-    shards: Box<[Mutex<Shard>]>,
-    /// Of each shard; 0 remembers nothing.
-    capacity: usize,
-    hasher: RandomState,
+    known: Shards<Denial>,
     meter: DenialMeter,
 }
-
-type Shard = IndexMap<CounterKey, Denial, RandomState>;
 
 #[derive(Clone, Debug)]
 struct Denial {
@@ -47,12 +37,9 @@ struct Denial {
 impl<S: Store> Denials<S> {
     /// Remembers at most about `denials_max` denials of `store`.
     pub fn new(store: S, denials_max: usize, meter: DenialMeter) -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self {
             store,
-            shards,
-            capacity: denials_max.div_ceil(SHARDS),
-            hasher: RandomState::new(),
+            known: Shards::new(denials_max),
             meter,
         }
     }
@@ -80,7 +67,7 @@ impl<S: Store> Denials<S> {
         if !is_repeatable(check) {
             return None;
         }
-        let mut shard = self.shard(&check.key);
+        let mut shard = self.known.lock(&check.key);
         let denial = shard.get(&check.key)?;
         if !denial.speaks_of(check) {
             return None;
@@ -108,10 +95,10 @@ impl<S: Store> Denials<S> {
                 seen_at: charged.now,
                 asked_at: now,
             };
-            let mut shard = self.shard(&check.key);
-            if shard.len() >= self.capacity && !shard.contains_key(&check.key) {
-                // Any of them: whoever is forgotten costs one call, and is remembered again.
-                let index = modulo(charged.now.0, shard.len());
+            let mut shard = self.known.lock(&check.key);
+            if shard.len() >= self.known.capacity() && !shard.contains_key(&check.key) {
+                // Whoever is forgotten costs one call, and is remembered again.
+                let index = any_index(shard.len(), charged.now);
                 shard.swap_remove_index(index);
             }
             shard.insert(check.key.clone(), denial);
@@ -123,19 +110,12 @@ impl<S: Store> Denials<S> {
     fn forget_changed(&self, checks: &[Check<'_>], is_given_back: bool) {
         for check in checks {
             let is_refund = is_given_back || matches!(check.demand.hits, Hits::Refund(_));
-            let mut shard = self.shard(&check.key);
+            let mut shard = self.known.lock(&check.key);
             let is_changed = |denial: &Denial| is_refund || denial.limit != *check.limit;
             if shard.get(&check.key).is_some_and(is_changed) {
                 shard.swap_remove(&check.key);
             }
         }
-    }
-
-    fn shard(&self, key: &CounterKey) -> MutexGuard<'_, Shard> {
-        let number = modulo(self.hasher.hash_one(key), SHARDS);
-        self.shards[number]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +126,7 @@ impl<S: Store> Store for Denials<S> {
         now: Micros,
         deadline: Micros,
     ) -> Result<Charged, StoreError> {
-        if self.capacity == 0 {
+        if self.known.capacity() == 0 {
             return self.store.charge(checks, now, deadline).await;
         }
         if let Some(charged) = self.remembered(checks, now) {
@@ -176,7 +156,7 @@ impl<S: Store> Store for Denials<S> {
     async fn reset(&self, keys: &[CounterKey]) -> Result<usize, StoreError> {
         let reset = self.store.reset(keys).await;
         for key in keys {
-            self.shard(key).swap_remove(key);
+            self.known.lock(key).swap_remove(key);
         }
         reset
     }
@@ -190,9 +170,13 @@ impl Denial {
         self.limit == *check.limit && (!is_log || self.hits == check.demand.hits)
     }
 
-    /// What the store would say, if nobody else has charged anything; none if our clock was set back.
+    /// What the store would say, if nobody else has charged anything; none if our clock was set back, or if
+    /// others may have given back what they had leased.
     fn outcome(&self, check: &Check<'_>, now: Micros) -> Option<Outcome> {
         let passed = now.0.checked_sub(self.asked_at.0)?;
+        if self.limit.lease().is_some() && passed > LEASE_TIME.0 {
+            return None;
+        }
         let store_now = Micros(self.seen_at.0.saturating_add(passed));
         let mut state = self.state.clone();
         state.advance(check.limit, store_now);
@@ -213,9 +197,4 @@ fn is_repeatable(check: &Check<'_>) -> bool {
 /// What a counter's second check was told includes what the first would have charged.
 fn has_twin(checks: &[Check<'_>], check: &Check<'_>) -> bool {
     checks.iter().filter(|other| other.key == check.key).count() > 1
-}
-
-/// `number` brought below `size`, which is not 0.
-fn modulo(number: u64, size: usize) -> usize {
-    usize::try_from(number % size as u64).unwrap_or_default()
 }

@@ -8,8 +8,10 @@ pub mod any;
 pub mod denials;
 pub mod drill;
 pub mod key;
+pub mod lease;
 pub mod memory;
 pub mod redis;
+mod shards;
 mod table;
 
 use std::future::Future;

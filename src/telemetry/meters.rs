@@ -8,12 +8,21 @@ use metrics::{Counter, Gauge, Label};
 use super::histogram::Histogram;
 use super::{
     BREAKER_STATE, CONNECTIONS, COUNTERS, COUNTERS_EVICTED, COUNTERS_EXPIRED, HANDSHAKES_FAILED,
-    REMEMBERED_DENIALS, STORE_CONNECTIONS, Telemetry, XDS_CONNECTED, counter, gauge, micros,
+    LEASE_SERVED, LEASE_WASTED, LEASED_HITS, REMEMBERED_DENIALS, STORE_CONNECTIONS, Telemetry,
+    XDS_CONNECTED, counter, gauge, micros,
 };
 
 /// The metric of remembered denials.
 #[derive(Clone, Debug)]
 pub struct DenialMeter(Counter);
+
+/// The metrics of hits taken in advance.
+#[derive(Clone, Debug)]
+pub struct LeaseMeter {
+    hits: Counter,
+    served: Counter,
+    wasted: Counter,
+}
 
 /// The metrics of one node of a shared store.
 #[derive(Clone, Debug)]
@@ -68,6 +77,16 @@ impl Telemetry {
     #[must_use]
     pub fn denials(&self) -> DenialMeter {
         DenialMeter(counter(&self.recorder, REMEMBERED_DENIALS, vec![]))
+    }
+
+    /// The meter of hits taken in advance.
+    #[must_use]
+    pub fn leases(&self) -> LeaseMeter {
+        LeaseMeter {
+            hits: counter(&self.recorder, LEASED_HITS, vec![]),
+            served: counter(&self.recorder, LEASE_SERVED, vec![]),
+            wasted: counter(&self.recorder, LEASE_WASTED, vec![]),
+        }
     }
 
     /// The meter of a node of a shared store.
@@ -126,6 +145,23 @@ impl DenialMeter {
     /// A request was answered from memory.
     pub(crate) fn answered(&self) {
         self.0.increment(1);
+    }
+}
+
+impl LeaseMeter {
+    /// Hits were taken.
+    pub(crate) fn taken(&self, hits: u64) {
+        self.hits.increment(hits);
+    }
+
+    /// A request was answered by some of them.
+    pub(crate) fn served(&self) {
+        self.served.increment(1);
+    }
+
+    /// Some will never be of use to anybody.
+    pub(crate) fn wasted(&self, hits: u64) {
+        self.wasted.increment(hits);
     }
 }
 

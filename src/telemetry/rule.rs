@@ -16,7 +16,7 @@ pub struct RuleMeter(Arc<Series>);
 struct Series {
     labels: Vec<Label>,
     /// By source and verdict; made when first needed.
-    decisions: [[OnceLock<Counter>; 3]; 3],
+    decisions: [[OnceLock<Counter>; 3]; 4],
     hits: Counter,
     near_limit: Counter,
     legacy: Option<Legacy>,
@@ -62,6 +62,8 @@ pub enum Source {
     Store,
     /// A denial of the store that was remembered.
     Remembered,
+    /// Nobody had to: the hits were taken in advance.
+    Leased,
     /// The failure mode `local`.
     Local,
 }
@@ -83,6 +85,7 @@ impl Source {
         match self {
             Self::Store => "store",
             Self::Remembered => "remembered",
+            Self::Leased => "leased",
             Self::Local => "local",
         }
     }

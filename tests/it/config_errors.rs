@@ -89,6 +89,12 @@ descriptors:
   - {key: idle, shadow_mode: true, metadata: {a: b}, quota_mode: false}
   - {key: both, shadow_mode: true, quota_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
   - {key: who, rate_limit: {unit: second, requests_per_unit: 1, replaces: [{name: nobody}]}}
+  - {key: small, rate_limit: {unit: second, requests_per_unit: 199, lease: {max_share: 5%}}}
+  - {key: least, rate_limit: {unit: second, requests_per_unit: 200, lease: {max_share: 5%}}}
+  - key: two
+    rate_limit:
+      - {unit: second, requests_per_unit: 200, lease: {max_share: 5%}}
+      - {unit: day, requests_per_unit: 1}
 ";
     let warnings = lines(parse_text(text).unwrap().warnings());
     let expected = "\
@@ -102,6 +108,8 @@ rules.yaml:12:30: domain d, idle: `shadow_mode` has no effect without a `rate_li
 rules.yaml:12:46: domain d, idle: `metadata` has no effect without a `rate_limit` beside it
 rules.yaml:13:48: domain d, both: `quota_mode` has no effect beside `shadow_mode`
 rules.yaml:14:83: domain d: `replaces` names `nobody`, and no rule of this domain has that name
+rules.yaml:15:69: domain d, small: `lease` has no effect: 5% of this limit is less than 10 hits, and fewer are not worth it
+rules.yaml:19:48: domain d, two: `lease` has no effect where a rule has several limits
 ";
     assert_eq!(warnings, expected);
 }

@@ -17,6 +17,7 @@ mod headers;
 mod health;
 mod http;
 mod leaky_bucket;
+mod lease;
 mod load;
 mod matching;
 mod memory;

@@ -8,7 +8,8 @@
 --   request twice the number of its checks, plus 1 if it checks a counter twice; then for each check the
 --   number of its key, and what is asked, as words: algorithm (z, f, c, l, b), role (0 hard, 1 shadow, 2
 --   and up the number of a quota), 1 if denied hits are charged, direction (0 look, 1 charge, 2 refund),
---   of a refund the last instant at which it is made, and the algorithm's own numbers. Calls ask the same of many keys, and read it once.
+--   of a refund the last instant at which it is made, and the algorithm's own numbers. Calls ask the same
+--   of many keys, and read it once.
 -- Reply: the time; then for each request 1 if it is denied, else 0, and for each of its checks the
 --   counter's state before it, as the algorithm has it.
 
